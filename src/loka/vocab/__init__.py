@@ -1,0 +1,37 @@
+"""The field's words as frozen types. Imports nothing but `loka.errors`."""
+
+from loka.vocab.formats import (
+    Accumulation,
+    Format,
+    Granularity,
+    Operand,
+    Pass,
+    ScaleLayout,
+    ScaleRounding,
+)
+from loka.vocab.operands import PASS_OPERANDS, OperandSpec
+from loka.vocab.problem import Device, GemmProblem, Support
+from loka.vocab.recipe import BF16_PRODUCT, RECIPES, ProductRecipe, Recipe
+from loka.vocab.requirement import Requirement
+from loka.vocab.site import Site
+
+__all__ = [
+    "BF16_PRODUCT",
+    "PASS_OPERANDS",
+    "RECIPES",
+    "Accumulation",
+    "Device",
+    "Format",
+    "GemmProblem",
+    "Granularity",
+    "Operand",
+    "OperandSpec",
+    "Pass",
+    "ProductRecipe",
+    "Recipe",
+    "Requirement",
+    "ScaleLayout",
+    "ScaleRounding",
+    "Site",
+    "Support",
+]
