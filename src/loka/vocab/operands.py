@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from loka.errors import UsageError
 from loka.vocab.formats import Format, Granularity, Operand, Pass, ScaleLayout, ScaleRounding
 
 __all__ = ["PASS_OPERANDS", "OperandSpec"]
@@ -28,6 +29,9 @@ class OperandSpec:
         scale_rounding: fp32 scales, or powers of two.
         scale_layout: How the scales lie in memory.
         pad: The multiple to which the cast zero-pads k.
+
+    Raises:
+        UsageError: for MX without power-of-two scales (its scales are exponents), or pad < 1.
     """
 
     format: Format = Format.E4M3
@@ -36,6 +40,30 @@ class OperandSpec:
     scale_rounding: ScaleRounding = ScaleRounding.FP32
     scale_layout: ScaleLayout = ScaleLayout.SCALAR
     pad: int = 1
+
+    def __post_init__(self) -> None:
+        if self.granularity is Granularity.MX_1X32 and self.scale_rounding is ScaleRounding.FP32:
+            raise UsageError("OperandSpec(granularity=mx_1x32) needs scale_rounding=power_of_two")
+        if self.pad < 1:
+            raise UsageError(f"OperandSpec(pad={self.pad}) must be at least 1")
+
+    @classmethod
+    def of(
+        cls,
+        format: Format,  # noqa: A002 - the field's own word
+        granularity: Granularity,
+        *,
+        transposed: bool = False,
+        pad: int = 1,
+    ) -> OperandSpec:
+        """The spec with the natural scale layout and rounding of its granularity."""
+        layout = {
+            Granularity.TENSORWISE: ScaleLayout.SCALAR,
+            Granularity.ROWWISE: ScaleLayout.VECTOR,
+        }.get(granularity, ScaleLayout.K_MAJOR)
+        mx = granularity is Granularity.MX_1X32
+        rounding = ScaleRounding.POWER_OF_TWO if mx else ScaleRounding.FP32
+        return cls(format, granularity, transposed, rounding, layout, pad)
 
     @classmethod
     def high_precision(cls, *, transposed: bool = False) -> OperandSpec:

@@ -61,7 +61,9 @@ def _product(
     a_format = Format.E4M3 if pass_ is Pass.FWD else grad
     accumulation = Accumulation.FAST if fast else Accumulation.EXACT
     return ProductRecipe(
-        OperandSpec(a_format, a, a_transposed), OperandSpec(Format.E4M3, b, b_transposed), accumulation
+        OperandSpec.of(a_format, a, transposed=a_transposed),
+        OperandSpec.of(Format.E4M3, b, transposed=b_transposed),
+        accumulation,
     )
 
 

@@ -1,0 +1,131 @@
+"""Mergeable statistics of an operand, bounded in bytes.
+
+merge(a, b) equals the statistics of both. Means and scatter follow Chan, Golub and LeVeque (1979), the
+batched form of Welford's update: with batch mean mu_b, n' = n + B and d = mu_b - mu,
+
+    mu' = mu + (B / n') d        M2' = M2 + M2_b + (n B / n') d^2
+
+Rows with a non-finite element are counted and left out, so one bad row cannot poison a feature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from loka.errors import UsageError
+
+__all__ = ["HISTOGRAM_BINS", "HISTOGRAM_MIN_EXPONENT", "Moments"]
+
+HISTOGRAM_BINS = 64
+HISTOGRAM_MIN_EXPONENT = -48  # bin i holds magnitudes in [2^(i - 48), 2^(i - 47)); ends are open
+
+
+@dataclass(slots=True)
+class Moments:
+    """Statistics of rows of F features. All tensors live on the data's device.
+
+    Attributes:
+        count: int64 (), rows that entered.
+        mean: fp64 [F].
+        m2: fp64 [F], sum of squared deviations from the mean.
+        amax: fp32 [F], largest magnitude of each feature.
+        zeros: int64 (), exact zeros.
+        negatives: int64 (), elements below 0 (fast accumulation is biased on one-signed data).
+        exponents: int64 [64], histogram of floor(log2 |x|) of the non-zero elements.
+        nonfinite_rows: int64 (), rows left out.
+    """
+
+    count: Tensor
+    mean: Tensor
+    m2: Tensor
+    amax: Tensor
+    zeros: Tensor
+    negatives: Tensor
+    exponents: Tensor
+    nonfinite_rows: Tensor
+
+    @classmethod
+    def empty(cls, features: int, device: torch.device | str = "cpu") -> Moments:
+        """Statistics of no rows."""
+
+        def count() -> Tensor:
+            return torch.zeros((), dtype=torch.int64, device=device)
+
+        return cls(
+            count=count(),
+            mean=torch.zeros(features, dtype=torch.float64, device=device),
+            m2=torch.zeros(features, dtype=torch.float64, device=device),
+            amax=torch.zeros(features, device=device),
+            zeros=count(),
+            negatives=count(),
+            exponents=torch.zeros(HISTOGRAM_BINS, dtype=torch.int64, device=device),
+            nonfinite_rows=count(),
+        )
+
+    @classmethod
+    def of(cls, x: Tensor) -> Moments:
+        """Statistics of the rows of x [rows, F]; no host synchronisation."""
+        if x.dim() != 2:
+            raise UsageError(f"Moments.of takes [rows, features], got shape {tuple(x.shape)}")
+        if x.shape[0] == 0:
+            return cls.empty(x.shape[1], x.device)
+        wide = x.float()
+        good = torch.isfinite(wide).all(dim=1)
+        kept = torch.where(good[:, None], wide, torch.zeros((), device=x.device))
+        n = good.sum()
+        mean = kept.sum(dim=0, dtype=torch.float64) / n.clamp(min=1)
+        deviation = torch.where(good[:, None], kept.double() - mean, 0.0)
+        return cls(
+            count=n,
+            mean=mean,
+            m2=deviation.square().sum(dim=0),
+            amax=kept.abs().amax(dim=0),
+            zeros=((kept == 0) & good[:, None]).sum(),
+            negatives=(kept < 0).sum(),
+            exponents=_exponent_histogram(kept),
+            nonfinite_rows=(~good).sum(),
+        )
+
+    def merge(self, other: Moments) -> Moments:
+        """The statistics of both sets of rows."""
+        total = self.count + other.count
+        delta = other.mean - self.mean
+        share = other.count / total.clamp(min=1)
+        return Moments(
+            count=total,
+            mean=self.mean + share * delta,
+            m2=self.m2 + other.m2 + delta.square() * (self.count * share),
+            amax=torch.maximum(self.amax, other.amax),
+            zeros=self.zeros + other.zeros,
+            negatives=self.negatives + other.negatives,
+            exponents=self.exponents + other.exponents,
+            nonfinite_rows=self.nonfinite_rows + other.nonfinite_rows,
+        )
+
+    @property
+    def std(self) -> Tensor:
+        """fp64 [F], sample standard deviation (0 below two rows)."""
+        return (self.m2 / (self.count - 1).clamp(min=1)).sqrt()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name to tensor, for saving."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def to(self, device: torch.device | str) -> Moments:
+        """A copy on another device."""
+        return Moments(**{name: t.to(device) for name, t in self.tensors().items()})
+
+
+def _exponent_histogram(x: Tensor) -> Tensor:
+    exponent = torch.frexp(x.abs()).exponent.long() - 1 - HISTOGRAM_MIN_EXPONENT
+    bins = exponent.clamp(0, HISTOGRAM_BINS - 1).flatten()
+    weight = (x != 0).flatten().long()
+    return torch.zeros(HISTOGRAM_BINS, dtype=torch.int64, device=x.device).scatter_add_(0, bins, weight)
