@@ -1,0 +1,168 @@
+"""The profile: what was measured. Errors belong to recipes, times to shapes (decision 8).
+
+Tables are columns of equal length, so that thousands of sites stay a few megabytes. Times are in us.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from loka.vocab import Device, Format, OperandSpec, Pass
+
+__all__ = [
+    "CastTable",
+    "ErrorTable",
+    "Fingerprint",
+    "LossTable",
+    "ProductTable",
+    "Profile",
+    "SiteTable",
+    "StepShares",
+]
+
+
+class _Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Columns of equal length."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.__struct_fields__[0]))
+
+
+class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What makes two models the same to a plan.
+
+    Attributes:
+        sites: SHA-256 over the sorted (name, kind, n, k, bias) of every site, in hex.
+        parameters: Number of parameters of the model.
+        mods: Names of the mods applied, in order.
+    """
+
+    sites: str
+    parameters: int
+    mods: tuple[str, ...] = ()
+
+
+class SiteTable(_Table):
+    """One row a site. `m_*` are quantiles of the rows seen in one call; `calls` is calls in one forward."""
+
+    name: list[str] = []
+    kind: list[str] = []
+    n: list[int] = []
+    k: list[int] = []
+    bias: list[bool] = []
+    calls: list[int] = []
+    input_group: list[int] = []
+    parameter: list[str] = []
+    not_planned: list[str] = []
+    m_min: list[int] = []
+    m_p50: list[int] = []
+    m_max: list[int] = []
+
+
+class ErrorTable(_Table):
+    """One row a (site, pass, recipe of the product).
+
+    `spec_a` and `spec_b` are `OperandSpec.recipe_key`s, `accumulation` is exact or fast, `source` is `live`
+    (real rows) or `sampled` (drawn from the learned statistics). `sqnr_db_low` and `_high` bound the
+    90 % interval of the mean over `observations`; `underflow` and `saturation` are the worse operand's.
+    """
+
+    site: list[str] = []
+    pass_: list[Pass] = []
+    spec_a: list[str] = []
+    spec_b: list[str] = []
+    accumulation: list[str] = []
+    source: list[str] = []
+    observations: list[int] = []
+    sqnr_db: list[float] = []
+    sqnr_db_low: list[float] = []
+    sqnr_db_high: list[float] = []
+    row_p50: list[float] = []
+    row_p99: list[float] = []
+    row_max: list[float] = []
+    bias: list[float] = []
+    mere: list[float] = []
+    underflow: list[float] = []
+    saturation: list[float] = []
+
+
+class ProductTable(_Table):
+    """Time of one product, operands ready. `vetted` is false until the kernel's output was checked."""
+
+    device: list[str] = []
+    m: list[int] = []
+    n: list[int] = []
+    k: list[int] = []
+    pass_: list[Pass] = []
+    out_dtype: list[Format] = []
+    kernel: list[str] = []
+    p10_us: list[float] = []
+    p50_us: list[float] = []
+    p90_us: list[float] = []
+    vetted: list[bool] = []
+
+
+class CastTable(_Table):
+    """Time of casting one tensor [rows, columns] to `specs` in one call; `producer` is `memory` when it is read anew."""
+
+    device: list[str] = []
+    rows: list[int] = []
+    columns: list[int] = []
+    from_dtype: list[Format] = []
+    producer: list[str] = []
+    specs: list[list[OperandSpec]] = []
+    p50_us: list[float] = []
+
+
+class LossTable(_Table):
+    """Change of the loss when one product is switched, relative (2e-4 is 0.02 %), with its standard error."""
+
+    site: list[str] = []
+    pass_: list[Pass] = []
+    spec_a: list[str] = []
+    spec_b: list[str] = []
+    delta_ne: list[float] = []
+    se: list[float] = []
+    method: list[str] = []
+
+
+class StepShares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where the bf16 step's time goes: shares of `step_us` that add up to 1, and what FP8 could give.
+
+    Attributes:
+        step_us: Median time of one training step.
+        eligible_gemm: Products at sites that FP8 could speed up.
+        other_gemm: Every other product.
+        norm_cast_activation: Norms, casts, activations and other element-wise work.
+        embedding: Lookups and their gradients.
+        optimizer: Optimizer steps.
+        other: What is left, reading and launch gaps included.
+        ceiling: The step's speed-up if every eligible product ran at the FP8 rate and casts were free.
+        basis: How `ceiling` follows from the shares, in one sentence.
+    """
+
+    step_us: float
+    eligible_gemm: float
+    other_gemm: float
+    norm_cast_activation: float
+    embedding: float
+    optimizer: float
+    other: float
+    ceiling: float
+    basis: str
+
+
+class Profile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `profile.json`."""
+
+    model: Fingerprint
+    device: Device
+    steps_seen: int
+    steps_observed: int
+    sites: SiteTable
+    errors: ErrorTable
+    products: ProductTable
+    casts: CastTable
+    loss: LossTable
+    step: StepShares | None = None
+    notes: list[str] = []
