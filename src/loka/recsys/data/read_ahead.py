@@ -1,0 +1,25 @@
+"""Reading the next piece while the last one is being used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+__all__ = ["read_ahead"]
+
+T = TypeVar("T")
+
+
+def read_ahead(items: Iterator[T]) -> Iterator[T]:
+    """The items in order, each made in a thread while the caller uses the one before.
+
+    One item waits at a time, so memory grows by one item. An error is raised where its item would have come. The
+    thread ends with the iterator, also when that is closed early.
+    """
+    done = object()
+    with ThreadPoolExecutor(1, thread_name_prefix="loka-read-ahead") as pool:
+        coming = pool.submit(next, items, done)
+        while (item := coming.result()) is not done:
+            coming = pool.submit(next, items, done)
+            yield item  # type: ignore[misc]
