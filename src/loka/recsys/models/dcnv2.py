@@ -1,7 +1,7 @@
 """DCN-V2: cross layers, full or low-rank, beside or below a deep part.
 
 Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank
-Systems", arXiv 2008.13535 (WWW 2021), equations 1 (full cross) and 3 (low rank), figure 1 (stacked, parallel).
+Systems", arXiv 2008.13535 (WWW 2021), equations 1 (full) and 3 (low rank), figure 1 (stacked, parallel).
 
 Shapes: B rows, n embeddings a row (the fields, and the dense features as one more), d their width, X = n d,
 T tasks.
