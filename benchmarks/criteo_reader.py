@@ -79,13 +79,17 @@ def read(path: str, batch_size: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--gzip", action="store_true", help="write and read a gzip file")
-    parser.add_argument("--keep", type=Path, help="write the file here (used again if it is there) and keep it")
+    parser.add_argument(
+        "--keep", type=Path, help="write the file here (used again if it is there) and keep it"
+    )
     parser.add_argument("--record", type=Path, help="write a JSON record of the measurement")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -134,7 +138,12 @@ def write_record(path: Path, metrics: dict[str, float], *, seed: int) -> None:
             "numpy": np.__version__,
             "pyarrow": pyarrow.__version__,
         },
-        "body": {"name": "criteo_reader", "command": " ".join(["python", *sys.argv]), "seed": seed, "metrics": metrics},
+        "body": {
+            "name": "criteo_reader",
+            "command": " ".join(["python", *sys.argv]),
+            "seed": seed,
+            "metrics": metrics,
+        },
     }
     part = path.with_suffix(path.suffix + ".part")
     part.write_text(json.dumps(record, indent=2) + "\n")

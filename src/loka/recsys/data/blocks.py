@@ -115,7 +115,9 @@ class Block:
         # torch.tensor and concatenate copy: a batch that is changed in place must not reach its neighbours.
         empty = np.empty(0, dtype=np.int64)
         values = np.concatenate([empty, *(column.values for column in self.ids)])
-        lengths = np.stack([column.lengths() for column in self.ids]) if self.ids else empty.reshape(0, len(self))
+        lengths = (
+            np.stack([column.lengths() for column in self.ids]) if self.ids else empty.reshape(0, len(self))
+        )
         per_task = [torch.tensor(self.labels[:, t]) for t in range(len(tasks))]
         return Batch(
             torch.tensor(self.dense),
@@ -200,6 +202,7 @@ class BlockSource(ABC):
         if read == 0:
             left_out = ", ".join(f"{n} {reason}" for reason, n in self.skipped.items())
             raise DataError(
-                f"no row of {self.identity()['path']} can be read" + (f": left out {left_out}" if left_out else ""),
-                hint=f"is it a file of kind `{self.name}`? run without --on-bad-row skip to see the first bad row",
+                f"no row of {self.identity()['path']} can be read"
+                + (f": left out {left_out}" if left_out else ""),
+                hint=f"is it of kind `{self.name}`? run without --on-bad-row skip to see the first bad row",
             )

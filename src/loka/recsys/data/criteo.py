@@ -1,8 +1,8 @@
 """The Criteo click logs (Kaggle Display Advertising, Terabyte): tab-separated text without a header.
 
-A line is `label, I1 .. I13, C1 .. C26`: the label 0 or 1, integers that may be negative or empty, and categories of
-8 hex digits that may be empty; files are plain or gzip. A category's id is the hash of (field, its 32-bit
-value), see `loka.recsys.data.hashing`; an empty one has id 0. An empty integer becomes 0.
+A line is `label, I1 .. I13, C1 .. C26`: the label 0 or 1, integers that may be negative or empty, and
+categories of 8 hex digits that may be empty; files are plain or gzip. A category's id is the hash of
+(field, its 32-bit value), see `loka.recsys.data.hashing`; an empty one has id 0. An empty integer becomes 0.
 
 Text is parsed by pyarrow in blocks of whole lines; hex digits are decoded eight at a time in 64-bit words.
 """
@@ -46,7 +46,8 @@ class CriteoSource(BlockSource):
 
     Args:
         files: A path, a comma list of paths or a glob pattern.
-        cardinality: Ids of each of the 26 fields, 0 ("missing") included; categories are hashed into the rest.
+        cardinality: Ids of each of the 26 fields, 0 ("missing") included; categories are hashed into the
+            rest.
         transform: What is done to the 13 integers: `log1p` is sign(x) * log(1 + |x|).
         on_bad_row: What to do with rows that cannot be read.
         block_bytes: Text parsed at once; memory grows with it, the rows do not depend on it.
@@ -118,8 +119,11 @@ class CriteoSource(BlockSource):
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
-    """n good lines: labels float32 [n]; integers int64 [13, n], 0 where empty; for each category its 32-bit values
-    uint64 [m], and where they are: bool [n], or None if m = n."""
+    """n good lines.
+
+    labels float32 [n]; integers int64 [13, n], 0 where empty; for each category its 32-bit values
+    uint64 [m], and where they are: bool [n], or None if m = n.
+    """
 
     labels: NDArray[np.float32]
     integers: NDArray[np.int64]
@@ -131,8 +135,8 @@ def hex_words(digits: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], bool]:
     """Decode texts of 8 hex digits, each as the little-endian 64-bit word of its ASCII bytes.
 
     Args:
-        digits: uint64 [n]. Bytes other than hex digits are noticed if they are below 0x40 with bit 4 clear, which
-            all that can be left of `_ALLOWED` is.
+        digits: uint64 [n]. Bytes other than hex digits are noticed if they are below 0x40 with bit 4 clear,
+            which all that can be left of `_ALLOWED` is.
 
     Returns:
         The values (uint64 [n], below 2**32), and whether all bytes were hex digits.

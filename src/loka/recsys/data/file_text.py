@@ -27,7 +27,8 @@ class DamagedGzipError(DataError):
 def find_files(spec: str) -> tuple[Path, ...]:
     """The files that a path, a comma list of paths or a glob pattern names.
 
-    A path that exists is taken as it stands, commas and stars included. Files of a pattern come sorted by name.
+    A path that exists is taken as it stands, commas and stars included. Files of a pattern come sorted by
+    name.
 
     Args:
         spec: `day_0.gz`, `day_0.gz,day_1.gz` or `days/day_*.gz`.
@@ -46,7 +47,9 @@ def find_files(spec: str) -> tuple[Path, ...]:
             raise DataError(f"no file matches `{part}`", hint="quote the pattern, and check its directory")
         paths += [Path(name) for name in found]
     if not paths:
-        raise DataError("no data file is named", hint="give a path, a comma list of paths or a pattern like `day_*.gz`")
+        raise DataError(
+            "no data file is named", hint="give a path, a comma list of paths or a pattern like `day_*.gz`"
+        )
     for path in paths:
         require_file(path)
     return tuple(paths)
@@ -56,15 +59,20 @@ def require_file(path: Path, *, hint: str | None = None) -> None:
     """Raise DataError unless the path is a readable file that is not empty."""
     if path.is_dir():
         raise DataError(
-            f"{path}: is a directory, a file is wanted", hint=hint or f"name its files, e.g. `{path}/*` in quotes"
+            f"{path}: is a directory, a file is wanted",
+            hint=hint or f"name its files, e.g. `{path}/*` in quotes",
         )
     if not path.exists():
-        raise DataError(f"{path}: no such file", hint=hint or "check the path; it is taken from the current directory")
+        raise DataError(
+            f"{path}: no such file", hint=hint or "check the path; it is taken from the current directory"
+        )
     try:
         with path.open("rb") as file:
             empty = not file.read(1)
     except OSError as error:
-        raise DataError(f"{path}: cannot be opened ({error.strerror})", hint="check its permissions") from error
+        raise DataError(
+            f"{path}: cannot be opened ({error.strerror})", hint="check its permissions"
+        ) from error
     if empty:
         raise DataError(f"{path}: is empty (0 bytes)", hint="was the download or the copy cut off?")
 
@@ -112,7 +120,7 @@ def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def first_line(path: Path, *, limit: int = 1 << 16) -> bytes:
-    """The first line of a text file without its line end, cut to `limit` bytes; whatever a damaged gzip gives."""
+    """The first line of a text file without its line end, cut to `limit` bytes (damaged gzip: what there is)."""
     head = b""
     try:
         for piece in byte_pieces(path):

@@ -114,7 +114,7 @@ def int_ids(tokens: NDArray[np.uint64], *, field: str, cardinality: int) -> NDAr
 def text_ids(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], *, field: str, cardinality: int
 ) -> NDArray[np.int64]:
-    """Ids of texts laid out as in `hash_texts`; otherwise as `int_ids`. An empty text is a token like any other."""
+    """Ids of texts laid out as in `hash_texts`; else as `int_ids`. An empty text is a token like others."""
     return int_ids(hash_texts(data, offsets), field=field, cardinality=cardinality)
 
 

@@ -1,14 +1,14 @@
 """Line-oriented files: fast while rows are good, exact about the line that is not.
 
-A file is cut into blocks of whole lines. A block goes to a fast parser in one piece. If that refuses, each line is
-diagnosed on its own, the bad ones are reported, and the others go to the fast parser again (halved until the
-culprit stands alone, should the diagnosis have missed it). So which rows are kept never depends on where
-blocks begin.
+A file is cut into blocks of whole lines. A block goes to a fast parser in one piece. If that refuses, each
+line is diagnosed on its own, the bad ones are reported, and the others go to the fast parser again (halved
+until the culprit stands alone, should the diagnosis have missed it). So which rows are kept never depends
+on where blocks begin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -70,7 +70,9 @@ def line_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[LineB
                 line += block.lines
             parts, held = [data[end:]], len(data) - end
             if held > MAX_LINE_BYTES:
-                raise DataError(f"{path}, line {line}: longer than {MAX_LINE_BYTES} bytes", hint="is it a text file?")
+                raise DataError(
+                    f"{path}, line {line}: longer than {MAX_LINE_BYTES} bytes", hint="is it a text file?"
+                )
     except DamagedGzipError as damage:
         data = b"".join(parts)
         end = data.rfind(b"\n") + 1
@@ -92,7 +94,8 @@ class LineReader(Generic[T]):
     Args:
         path: The file.
         parse: Whole lines and their count -> what they hold; raises UnparsableError if any line is bad.
-        diagnose: One line without its line end -> why it is bad, or None. Must not blame a line that `parse` takes.
+        diagnose: One line without its line end -> why it is bad, or None. Must not blame a line that
+            `parse` takes.
         bad_rows: Told of every bad line.
         header_lines: Lines at the front that are no rows.
         first_row: Row number of the first row; row numbers count bad rows too.
@@ -122,7 +125,7 @@ class LineReader(Generic[T]):
         self._block_bytes = block_bytes
         self.next_row = first_row
 
-    def read(self) -> Iterator[tuple[NDArray[np.int64], T]]:
+    def read(self) -> Generator[tuple[NDArray[np.int64], T], None, None]:
         """(row numbers int64 [n], the n parsed rows), piece by piece, in rising order.
 
         Raises:

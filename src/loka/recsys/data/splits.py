@@ -1,8 +1,9 @@
 """Which rows are for training, which choose, which judge: decided by the row number alone.
 
-Row r belongs to bucket b = floor(10 * u), u = (high 32 bits of splitmix64(r ^ splitmix64(salt))) / 2**32; buckets
-0 to 7 train (80 %), 8 is validation, 9 is test. No count, no shuffle and no state is needed, so a stream can
-be split while it passes, every pass gives the same parts, and rows appended to a file move no other row.
+Row r belongs to bucket b = floor(10 * u), u = (high 32 bits of splitmix64(r ^ splitmix64(salt))) / 2**32;
+buckets 0 to 7 train (80 %), 8 is validation, 9 is test. No count, no shuffle and no state is needed, so a
+stream can be split while it passes, every pass gives the same parts, and rows appended to a file move no
+other row.
 """
 
 from __future__ import annotations
