@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from loka.artifacts.plan_text import plan_text
 from loka.artifacts.profile import Fingerprint
 from loka.vocab import Device, OperandSpec, Pass, Requirement
 
@@ -44,7 +45,9 @@ class SitePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return {Pass.FWD: self.fwd, Pass.DGRAD: self.dgrad, Pass.WGRAD: self.wgrad}[pass_]
 
 
-class Rejected(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Rejected(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename={"pass_": "pass"}
+):
     """A candidate that was not taken. `spec_a`, `spec_b` are recipe keys."""
 
     site: str
@@ -71,7 +74,9 @@ class Predicted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     note: str
 
 
-class Override(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Override(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename={"pass_": "pass"}
+):
     """A pin or a hand's edit, and what the planner would have taken."""
 
     site: str
@@ -111,3 +116,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def site(self, name: str) -> SitePlan | None:
         """The plan of one site, or None."""
         return next((s for s in self.sites if s.name == name), None)
+
+    def __str__(self) -> str:
+        """A table of site, pass, kernel and reason, in plain text."""
+        return plan_text(self)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loka.vocab import Device, Format, OperandSpec, Pass
+from loka.vocab import Device, Format, OperandSpec, Pass, Site
 
 __all__ = [
     "CastTable",
@@ -21,8 +21,8 @@ __all__ = [
 ]
 
 
-class _Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Columns of equal length."""
+class _Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename={"pass_": "pass"}):
+    """Columns of equal length. `pass_` is `pass` in the file."""
 
     def __len__(self) -> int:
         return len(getattr(self, self.__struct_fields__[0]))
@@ -57,6 +57,24 @@ class SiteTable(_Table):
     m_min: list[int] = []
     m_p50: list[int] = []
     m_max: list[int] = []
+
+    def sites(self) -> tuple[Site, ...]:
+        """The rows as sites, in order, with `rows` = `m_p50`."""
+        return tuple(
+            Site(
+                name=self.name[i],
+                kind=self.kind[i],
+                n=self.n[i],
+                k=self.k[i],
+                bias=self.bias[i],
+                rows=self.m_p50[i],
+                calls=self.calls[i],
+                input_group=self.input_group[i],
+                parameter=self.parameter[i],
+                not_planned=self.not_planned[i],
+            )
+            for i in range(len(self))
+        )
 
 
 class ErrorTable(_Table):
