@@ -35,8 +35,8 @@ class Schema(Generic[T]):
         name: `loka.plan`.
         version: The version that is written.
         body: The type of the body.
-        upgrade: Turns a body of version - 1 (plain dicts and lists) into one of `version`; None where no older
-            version is readable.
+        upgrade: Turns a body of version - 1 (plain dicts and lists) into one of `version`; None where no
+            older version is readable.
         check: Raises ArtifactError for a body that the types cannot refuse. Gets the body and the file.
     """
 
@@ -132,7 +132,7 @@ def write_envelope(
         environment: Where it was made; this process when None.
 
     Raises:
-        ArtifactError: for numbers that are not finite, a body its check refuses, or a file that cannot be written.
+        ArtifactError: for numbers that are not finite, a body its check refuses, or an unwritable file.
     """
     plain = {
         "schema": schema.name,
@@ -149,8 +149,8 @@ def read_envelope(path: str | os.PathLike[str], schema: Schema[T]) -> Envelope[T
     """Read a record.
 
     Raises:
-        ArtifactError: one sentence with the file, the JSON path and the value, for a file that is missing, empty,
-            cut off, of another schema or version, or not what its schema says.
+        ArtifactError: one sentence with the file, the JSON path and the value, for a file that is missing,
+            empty, cut off, of another schema or version, or not what its schema says.
     """
     where = os.fspath(path)
     raw = _decode_json(read_bytes(path, kind=schema.kind), schema, where)

@@ -34,7 +34,8 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         devices: Names of the GPUs, where the process used one.
         driver: Version of the GPU driver, where the process used one.
         libraries: Versions of the other libraries that are installed.
-        commit: Git commit of LoKA's source when it runs from a checkout, with `+changes` where tracked files differ.
+        commit: Git commit of LoKA's source when it runs from a checkout, with `+changes` where tracked files
+            differ.
     """
 
     python: str

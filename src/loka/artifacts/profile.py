@@ -121,7 +121,10 @@ class ProductTable(_Table):
 
 
 class CastTable(_Table):
-    """Time of casting one tensor [rows, columns] to `specs` in one call; `producer` is `memory` when it is read anew."""
+    """Time of casting one tensor [rows, columns] to `specs` in one call.
+
+    `producer` is `memory` when the tensor is read anew.
+    """
 
     device: list[str] = []
     rows: list[int] = []

@@ -130,7 +130,8 @@ def write_benchmark(
         environment: Where it was measured; this process when None.
 
     Raises:
-        ArtifactError: for a metric that is not a finite number, details that are not JSON, an unwritable file.
+        ArtifactError: for a metric that is not a finite number, details that are not JSON, or an
+            unwritable file.
     """
     for name, value in metrics.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -138,7 +139,8 @@ def write_benchmark(
                 f"`{os.fspath(path)}` at `$.body.metrics.{name}`: expected a number, got {value!r}",
                 hint="metrics is a flat map of name to number; put the rest in details",
             )
-    body = Benchmark(metrics=dict(metrics), details=_plain(details, path, "$.body.details"))
+    numbers = {name: float(v) if isinstance(v, float) else int(v) for name, v in metrics.items()}
+    body = Benchmark(metrics=numbers, details=_plain(details, path, "$.body.details"))
     write_envelope(path, BENCHMARK, body, environment=environment)
 
 

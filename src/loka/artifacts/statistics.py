@@ -129,8 +129,7 @@ def _check_tensor(key: str, field: str, tensor: Tensor, features: int, where: st
     shape = (features,) if field in _PER_FEATURE else (HISTOGRAM_BINS,) if field == "exponents" else ()
     dtype = _PER_FEATURE.get(field, torch.int64)
     if tensor.shape != shape or tensor.dtype is not dtype:
-        raise ArtifactError(
-            f"`{where}` at `{key}`: expected {dtype} of shape {shape}, got {tensor.dtype} of {tuple(tensor.shape)}"
-        )
+        got = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+        raise ArtifactError(f"`{where}` at `{key}`: expected {dtype} of shape {shape}, got {got}")
     if not bool(torch.isfinite(tensor).all()):
         raise ArtifactError(f"`{where}` at `{key}`: not every element is finite")
