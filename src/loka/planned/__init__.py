@@ -1,1 +1,19 @@
-"""."""
+"""What a planned site is: the linear, its autograd function, and swapping it in and out."""
+
+from loka.planned.function import planned_product
+from loka.planned.linear import PlannedLinear, compute_dtype_of
+from loka.planned.routes import Route, Routes, is_high_precision, routes_of
+from loka.planned.swap import is_planned, swap_in, swap_out
+
+__all__ = [
+    "PlannedLinear",
+    "Route",
+    "Routes",
+    "compute_dtype_of",
+    "is_high_precision",
+    "is_planned",
+    "planned_product",
+    "routes_of",
+    "swap_in",
+    "swap_out",
+]

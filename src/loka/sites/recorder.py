@@ -1,0 +1,164 @@
+"""Records the products of one forward: which module asked for them, on what, with which Parameter."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from loka.sites.products import COPIES, Product, products_of
+
+__all__ = ["Recorded", "Recorder", "tensor_key"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One product as it ran.
+
+    Attributes:
+        module: Qualified name of the module whose forward asked for it; empty for the model itself.
+        op: Name of the operation.
+        parameter: Qualified name of the Parameter operand; empty where both are activations.
+        own_weight: The Parameter is the asking module's `weight` and the call is F.linear.
+        rows: Batch times M.
+        n: Output features.
+        k: The contracted length.
+        bias: Whether a bias is added.
+        input_key: Equal for calls that were given the same input tensor.
+        reason: Why the shape could not be worked out.
+    """
+
+    module: str
+    op: str
+    parameter: str
+    own_weight: bool
+    rows: int
+    n: int
+    k: int
+    bias: bool
+    input_key: tuple[Any, ...]
+    reason: str
+
+
+def tensor_key(x: Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are the same numbers in the same place: a view keeps it, a write does not."""
+    version = 0 if x.is_inference() else x._version
+    width = x.shape[-1] if x.dim() else 1
+    layout = () if x.is_contiguous() else x.stride()
+    return (x.untyped_storage().data_ptr(), x.storage_offset(), x.numel(), width, layout, version, x.dtype)
+
+
+class Recorder(TorchFunctionMode):
+    """Collects the products of every torch call made while it is active.
+
+    Args:
+        model: Its modules' forwards and its Parameters give the names.
+        names: Module to qualified name.
+    """
+
+    def __init__(self, model: nn.Module, names: dict[nn.Module, str]) -> None:
+        super().__init__()
+        self.found: list[Recorded] = []
+        self._names = names
+        self._stack: list[nn.Module] = []
+        self._model = model
+        self._by_identity: dict[int, str] = {}
+        self._by_storage: dict[int, str] = {}
+        self._name_parameters()
+        # An address names a tensor only while the tensor lives.
+        self._kept: list[Tensor] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Note what is asked for, then let it run."""
+        kwargs = kwargs or {}
+        for product in products_of(func, args, kwargs):
+            self._note(product)
+        out = func(*args, **kwargs)
+        if func in COPIES and args and isinstance(args[0], Tensor) and isinstance(out, Tensor):
+            name = self._parameter_of(args[0])
+            if name and _has_storage(out):
+                self._by_storage[_storage(out)] = name
+                self._kept.append(out)
+        return out
+
+    @contextlib.contextmanager
+    def following_modules(self) -> Iterator[None]:
+        """While active, knows whose forward is running."""
+
+        def enter(module: nn.Module, args: Any) -> None:
+            self._stack.append(module)
+
+        def leave(module: nn.Module, args: Any, out: Any) -> None:
+            # A forward that raised may have left modules above this one.
+            while self._stack and self._stack.pop() is not module:
+                pass
+
+        handles = [
+            handle
+            for module in self._names
+            for handle in (
+                module.register_forward_pre_hook(enter, prepend=True),
+                module.register_forward_hook(leave, always_call=True),
+            )
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _note(self, product: Product) -> None:
+        parameter, x, rows, n = self._parameter_of(product.b), product.a, product.m, product.n
+        if not parameter and (parameter := self._parameter_of(product.a)):
+            x, rows, n = product.b, product.n, product.m
+        asking = next((m for m in reversed(self._stack) if m in self._names), None)
+        own = isinstance(asking, nn.Linear) and product.op == "linear" and product.b is asking.weight
+        self._kept.append(x)
+        self.found.append(
+            Recorded(
+                module=self._names[asking] if asking is not None else "",
+                op=product.op,
+                parameter=parameter,
+                own_weight=own,
+                rows=product.batch * rows,
+                n=n,
+                k=product.k,
+                bias=product.bias,
+                input_key=tensor_key(x) if product.input_seen and x.numel() else (len(self.found),),
+                reason=product.reason,
+            )
+        )
+
+    def _name_parameters(self) -> None:
+        for name, parameter in self._model.named_parameters():
+            name = name.replace("_orig_mod.", "")
+            self._by_identity.setdefault(id(parameter), name)
+            if _has_storage(parameter):
+                self._by_storage.setdefault(_storage(parameter), name)
+
+    def _parameter_of(self, t: Tensor) -> str:
+        """Name of the Parameter that `t` is, views or copies; empty for an activation."""
+        if isinstance(t, nn.Parameter):
+            if id(t) not in self._by_identity:
+                self._name_parameters()  # a lazy module has just made it
+            return self._by_identity.get(id(t), "")
+        return self._by_storage.get(_storage(t), "") if _has_storage(t) else ""
+
+
+def _has_storage(t: Tensor) -> bool:
+    return type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided and t.numel() > 0
+
+
+def _storage(t: Tensor) -> int:
+    return t.untyped_storage().data_ptr()
