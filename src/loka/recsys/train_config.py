@@ -108,6 +108,10 @@ class TrainConfig:
         plain = dataclasses.asdict(self)
         return {k: str(v) if isinstance(v, StrEnum) else v for k, v in plain.items() if k not in _OPERATIONAL}
 
+    def with_seed(self, seed: int) -> TrainConfig:
+        """The same settings with another seed."""
+        return dataclasses.replace(self, seed=seed)
+
     def rows_total(self, rows: int | None) -> int | None:
         """Rows the run will see (before rounding up to a whole batch), or None where that is not known.
 
