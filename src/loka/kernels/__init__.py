@@ -12,6 +12,7 @@ from loka.kernels.registry import (
     kernel,
     kernel_names,
 )
+from loka.kernels.vetting import vet
 
 __all__ = [
     "HIGH_PRECISION",
@@ -24,4 +25,5 @@ __all__ = [
     "emulated_twin",
     "kernel",
     "kernel_names",
+    "vet",
 ]

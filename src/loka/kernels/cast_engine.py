@@ -36,7 +36,7 @@ def cast(x: Tensor, specs: tuple[OperandSpec, ...], *, scale: Tensor | None = No
 
 
 def _other_orientation(x: Tensor, spec: OperandSpec, made: dict[OperandSpec, Quantized]) -> Quantized | None:
-    """The operand as a transposed copy of one already cast, where the scale does not depend on orientation."""
+    """The operand as a transposed copy of one already cast, where both orientations share the scale."""
     if not spec.is_quantized or spec.granularity is not Granularity.TENSORWISE:
         return None
     twin = made.get(spec.with_transposed(not spec.transposed))

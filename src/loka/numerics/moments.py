@@ -93,7 +93,7 @@ class Moments:
         """The statistics of both sets of rows."""
         total = self.count + other.count
         delta = other.mean - self.mean
-        share = other.count / total.clamp(min=1)
+        share = other.count.double() / total.clamp(min=1)  # whole / whole would be FP32
         return Moments(
             count=total,
             mean=self.mean + share * delta,

@@ -41,7 +41,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Speed of one candidate over another: median of the rounds' ratios with a 90 % interval of the median."""
+    """Speed of one candidate over another: median of the rounds' ratios, 90 % interval of that median."""
 
     median: float
     low: float
@@ -54,7 +54,7 @@ class Ratio:
 
 
 def paired_ratio(base: Timing, other: Timing) -> Ratio:
-    """base / other, round by round: above 1 where `other` is faster.
+    """Speed of `other` over `base`, round by round: base / other, above 1 where `other` is faster.
 
     The interval is the distribution-free one of the median: order statistics at n/2 +- 1.645 sqrt(n)/2.
 
@@ -63,7 +63,8 @@ def paired_ratio(base: Timing, other: Timing) -> Ratio:
     """
     if len(base.samples_us) != len(other.samples_us) or not base.samples_us:
         raise UsageError(
-            f"a ratio needs timings of the same rounds, got {len(base.samples_us)} and {len(other.samples_us)}"
+            "a ratio needs timings of the same rounds, "
+            f"got {len(base.samples_us)} and {len(other.samples_us)} samples"
         )
     ratios = sorted(b / o for b, o in zip(base.samples_us, other.samples_us, strict=True))
     n = len(ratios)
@@ -131,7 +132,7 @@ def _gpu_timers(
             replay()
             stop.record()
             stop.synchronize()
-            return start.elapsed_time(stop) * 1e3
+            return float(start.elapsed_time(stop)) * 1e3
 
         return run
 

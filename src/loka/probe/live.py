@@ -1,0 +1,94 @@
+"""Errors measured in the loop, on the rows that training really multiplies; only the numbers are kept."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loka.numerics import amax_of
+from loka.probe.trial import OperandSample, Trial, run_trial
+from loka.vocab import Granularity, Pass
+
+__all__ = ["LIVE_ROWS", "SAMPLED_ROWS", "Captured", "live_errors", "row_sample", "site_generator"]
+
+SAMPLED_ROWS = 1024  # rows kept of a site in one observed step (decision 7)
+LIVE_ROWS = 256  # rows of fwd and dgrad, and outputs of wgrad, that a trial computes
+
+
+@dataclass(slots=True)
+class Captured:
+    """What one observed step saw at one site.
+
+    Attributes:
+        x: [S, K] sampled rows of the input, S <= 1,024.
+        w: [N, K] the weight as it was in the forward.
+        g: [S, N] the same rows of the gradient of the output; None where none arrived.
+        x_amax: fp32 (), over all rows.
+        g_amax: fp32 (), over all rows; None without g.
+    """
+
+    x: Tensor
+    w: Tensor
+    x_amax: Tensor
+    g: Tensor | None = None
+    g_amax: Tensor | None = None
+
+
+def site_generator(seed: int, site: str, purpose: str) -> torch.Generator:
+    """A CPU generator of (seed, site, purpose) (decision 16)."""
+    generator = torch.Generator()
+    generator.manual_seed((seed << 32) ^ zlib.crc32(f"{site}\0{purpose}".encode()))
+    return generator
+
+
+def row_sample(rows: int, limit: int, generator: torch.Generator) -> Tensor | None:
+    """Sorted row numbers of a sample without repetition, or None when all rows fit."""
+    if rows <= limit:
+        return None
+    return torch.randperm(rows, generator=generator)[:limit].sort().values
+
+
+def live_errors(captured: Captured, trials: list[Trial], generator: torch.Generator) -> Tensor:
+    """fp64 [len(trials), 9] on the device; rows of NaN for passes without a gradient.
+
+    fwd and dgrad: up to 256 of the sampled rows. wgrad: all sampled rows, up to 256 output rows.
+    """
+    operands = _operands(captured, generator)
+    references: dict[Pass, Tensor] = {
+        pass_: a.values.float() @ b.values.float().t() for pass_, (a, b) in operands.items()
+    }
+    rows = []
+    for trial in trials:
+        if trial.pass_ not in operands:
+            rows.append(torch.full((9,), torch.nan, dtype=torch.float64, device=captured.x.device))
+            continue
+        a, b = operands[trial.pass_]
+        rows.append(run_trial(trial, a, b, references[trial.pass_]))
+    return torch.stack(rows)
+
+
+def _operands(
+    captured: Captured, generator: torch.Generator
+) -> dict[Pass, tuple[OperandSample, OperandSample]]:
+    x, w, g = captured.x.float(), captured.w.float(), captured.g
+    w_amax = amax_of(w, Granularity.TENSORWISE)
+    pick = row_sample(x.shape[0], LIVE_ROWS, generator)
+    some = slice(None) if pick is None else pick.to(x.device)
+    out = {Pass.FWD: (OperandSample(x[some], captured.x_amax), OperandSample(w, w_amax))}
+    if g is None or captured.g_amax is None:
+        return out
+    g = g.float()
+    outputs = row_sample(g.shape[1], LIVE_ROWS, generator)
+    columns = slice(None) if outputs is None else outputs.to(g.device)
+    out[Pass.DGRAD] = (
+        OperandSample(g[some], captured.g_amax),
+        OperandSample(w.t().contiguous(), w_amax),
+    )
+    out[Pass.WGRAD] = (
+        OperandSample(g[:, columns].t().contiguous(), captured.g_amax),
+        OperandSample(x.t().contiguous(), captured.x_amax),
+    )
+    return out

@@ -1,0 +1,263 @@
+"""Probe: a context manager around a training loop that the user does not change."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+from loka.artifacts.profile import Profile, StepShares
+from loka.errors import UsageError
+from loka.kernels import device_of
+from loka.numerics import Moments
+from loka.probe.build import build_profile
+from loka.probe.error_log import ErrorLog
+from loka.probe.live import Captured, live_errors, site_generator
+from loka.probe.observer import Observer, SiteObservation
+from loka.probe.step_profile import StepProfiler, shares_of
+from loka.probe.trial import Trial, trials_of
+from loka.sites import SiteWatch, plannable_linears
+from loka.vocab import Device, Operand, Pass, Site
+
+__all__ = ["Probe"]
+
+_TIMED_STEP = 5  # late enough that allocators, autotuning and compilation are warm
+_SETTLED_DB = 0.5
+_SETTLED_OBSERVATIONS = 5
+
+
+class Probe:
+    """Learn what every linear of a model multiplies, while it trains.
+
+    Every `every`-th step is observed: hooks are placed before it and removed after it, it runs eagerly even
+    where the model is compiled (hooks inside a compiled region do not fire), and nothing it does changes a
+    number of the training. Numbers are read one observed step later, so no step waits.
+
+    Args:
+        model: The model in training. Evaluation between steps (`model.eval()`) is left out.
+        every: Observe each `every`-th step.
+        seed: For the samples of rows.
+
+    Raises:
+        UsageError: for every < 1, or a model without an nn.Linear that can be planned.
+
+    Example:
+        >>> with loka.Probe(model, every=100) as probe:
+        ...     for batch in loader:
+        ...         train_step(model, batch)
+        ...         if probe.step():
+        ...             break
+        >>> profile = probe.profile()
+    """
+
+    def __init__(self, model: nn.Module, *, every: int = 100, seed: int = 0) -> None:
+        if every < 1:
+            raise UsageError(f"Probe(every={every}) must be at least 1")
+        linears = plannable_linears(model)
+        if not linears:
+            raise UsageError(
+                f"{type(model).__name__} has no nn.Linear, so there is nothing to observe",
+                hint="attach Probe before wrappers that hide the modules",
+            )
+        self._model, self._every, self._seed = model, every, seed
+        self._where = next(iter(linears.values())).get_parameter("weight").device
+        self._device: Device = device_of(self._where)
+        self._observer = Observer(
+            linears, on_captured=self._try_live, seed=seed, is_training=lambda: model.training
+        )
+        self._log = ErrorLog()
+        self._trials: dict[str, list[Trial]] = {}
+        self._sites: list[Site] | None = None
+        self._shares: StepShares | None = None
+        self._watch: SiteWatch | None = None
+        self._profiler: StepProfiler | None = None
+        self._stance: AbstractContextManager[object] | None = None
+        self._seen = self._observed = 0
+        self._inside = self._observing = False
+        self._last_clock: float | None = None
+        self._plain_steps_us: list[float] = []
+
+    # --- the loop -------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Probe:
+        self._inside = True
+        self._prepare()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._finish()
+        self._inside = False
+
+    def step(self) -> bool:
+        """Tell Probe that one training step is over (the optimizer's step included).
+
+        Returns:
+            True once the errors of forward and input gradient have settled: at least 5 observations and a
+            90 % interval of SQNR within +-0.5 dB for every recipe at every site.
+
+        Raises:
+            UsageError: outside the `with` block.
+        """
+        if not self._inside:
+            raise UsageError("Probe.step() was called outside its `with` block")
+        observed = self._observing
+        plain = not (observed or self._watch or self._profiler)
+        self._clock(plain)
+        self._finish()
+        self._seen += 1
+        self._prepare()
+        return observed and self._settled()
+
+    def _clock(self, plain: bool) -> None:
+        now = time.perf_counter()
+        if plain and self._last_clock is not None and len(self._plain_steps_us) < 1000:
+            self._plain_steps_us.append((now - self._last_clock) * 1e6)
+        self._last_clock = now
+
+    def _prepare(self) -> None:
+        """Set up what the next step needs: finding sites, observing, or timing; at most one of them."""
+        if self._sites is None:
+            self._force_eager()
+            self._watch = SiteWatch(self._model)
+            self._watch.__enter__()
+        elif (self._seen + 1) % self._every == 0:
+            self._log.collect()
+            self._force_eager()
+            self._observing = True
+            self._observer.arm(self._seen)
+        elif self._shares is None and self._seen >= _TIMED_STEP:
+            self._profiler = StepProfiler(self._where.type)
+            self._profiler.start()
+
+    def _finish(self) -> None:
+        if self._watch is not None:
+            self._watch.__exit__(None, None, None)
+            found = self._watch.sites()
+            self._watch = None
+            if any(site.rows for site in found):
+                self._sites = found
+                self._trials = {
+                    site.name: trials_of(site, self._device) for site in found if site.plannable and site.rows
+                }
+        if self._observing:
+            self._observer.disarm()
+            self._observing = False
+            self._observed += 1
+        if self._profiler is not None:
+            events = self._profiler.stop()
+            self._profiler = None
+            self._shares = shares_of(events, self.sites, self._device, step_us=self._median_step_us())
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
+
+    def _force_eager(self) -> None:
+        stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+        stance.__enter__()
+        self._stance = stance
+
+    def _try_live(self, name: str, captured: Captured) -> None:
+        trials = self._trials.get(name)
+        if trials:
+            generator = site_generator(self._seed, name, f"live/{self._seen}")
+            self._log.add(name, trials, live_errors(captured, trials, generator))
+
+    def _median_step_us(self) -> float:
+        return statistics.median(self._plain_steps_us) if self._plain_steps_us else 0.0
+
+    def _settled(self) -> bool:
+        rows = [
+            (interval, count)
+            for key, interval, count in self._log.intervals()
+            if key[1] is not Pass.WGRAD  # a mean gradient fluctuates by itself
+        ]
+        return bool(rows) and all(
+            count >= _SETTLED_OBSERVATIONS and i.high - i.low <= 2 * _SETTLED_DB for i, count in rows
+        )
+
+    # --- what was learned -----------------------------------------------------------------------------
+
+    @property
+    def sites(self) -> list[Site]:
+        """The products found in the first step; empty before it."""
+        return self._sites or []
+
+    @property
+    def shares(self) -> StepShares | None:
+        """Where the step's time goes and what FP8 could give at most; None before the sixth step."""
+        return self._shares
+
+    @property
+    def statistics(self) -> dict[str, dict[Operand, Moments]]:
+        """Learned statistics by site and operand."""
+        return {name: site.moments for name, site in self._observer.sites.items()}
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes that the statistics hold."""
+        return sum(m.nbytes for site in self.statistics.values() for m in site.values())
+
+    def profile(self, *, time_kernels: bool | None = None) -> Profile:
+        """Everything measured, as the file's body.
+
+        Args:
+            time_kernels: Time every kernel and cast on this machine's GPU; by default on a GPU only.
+
+        Raises:
+            UsageError: if no step was observed, or times are asked for on a CPU.
+        """
+        self._log.collect()
+        if not self._observed or not self._sites:
+            raise UsageError(
+                f"no step was observed in {self._seen} steps with every={self._every}",
+                hint="train longer, or observe more often with a smaller `every`",
+            )
+        timed = self._where.type == "cuda" if time_kernels is None else time_kernels
+        if timed and self._where.type != "cuda":
+            raise UsageError("times of FP8 kernels need a GPU, the model is on the CPU")
+        return build_profile(
+            self._model,
+            self._sites,
+            self._trials,
+            self._observer.sites,
+            self._log,
+            device=self._device,
+            where=self._where,
+            seed=self._seed,
+            steps=(self._seen, self._observed),
+            shares=self._shares,
+            timed=timed,
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Plain tensors of all that was learned, to be saved beside the model's."""
+        state = {"seen": torch.tensor(self._seen), "observed": torch.tensor(self._observed)}
+        for name, site in self._observer.sites.items():
+            for operand, moments in site.moments.items():
+                for field, tensor in moments.tensors().items():
+                    state[f"moments\t{name}\t{operand}\t{field}"] = tensor.cpu()
+            state[f"m_seen\t{name}"] = torch.tensor(sorted(site.m_seen.items())).reshape(-1, 2)
+        return state | {f"errors\t{key}": rows for key, rows in self._log.state().items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from what `state_dict` gave."""
+        self._seen, self._observed = int(state["seen"]), int(state["observed"])
+        fields: dict[tuple[str, str], dict[str, Tensor]] = {}
+        for key, tensor in state.items():
+            kind, _, rest = key.partition("\t")
+            if kind == "moments":
+                name, operand, field = rest.split("\t")
+                fields.setdefault((name, operand), {})[field] = tensor.to(self._where)
+            elif kind == "m_seen":
+                site = self._observer.sites.setdefault(rest, SiteObservation())
+                site.m_seen.update(dict(tensor.tolist()))
+        for (name, operand), tensors in fields.items():
+            site = self._observer.sites.setdefault(name, SiteObservation())
+            site.moments[Operand(operand)] = Moments(**tensors)
+        self._log.load({k.partition("\t")[2]: v for k, v in state.items() if k.startswith("errors\t")})

@@ -1,0 +1,123 @@
+"""One trial: a recipe's product of given operands against FP32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from loka.kernels import KERNELS, Kernel, cast
+from loka.numerics import (
+    Quantized,
+    cast_loss,
+    decode_scale,
+    product_error,
+    scale_per_element,
+)
+from loka.vocab import Device, Format, GemmProblem, Granularity, OperandSpec, Pass, Site
+
+__all__ = ["ERROR_FIELDS", "OperandSample", "Trial", "run_trial", "trials_of"]
+
+# Row layout of what a trial returns: seven numbers of ProductError, then what the casts lose.
+ERROR_FIELDS = ("signal", "noise", "row_p50", "row_p99", "row_max", "bias", "mere", "underflow", "saturation")
+
+
+class OperandSample(NamedTuple):
+    """Rows of an operand and the amax of the whole of it.
+
+    A tensorwise scale comes from the whole tensor; taking it from the sampled rows would flatter it.
+
+    Attributes:
+        values: [rows, k], as the product takes it (already transposed where the pass wants that).
+        amax: fp32 (), over the finite elements of the whole operand.
+    """
+
+    values: Tensor
+    amax: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A recipe of one pass and the kernel that stands for it."""
+
+    pass_: Pass
+    spec_a: OperandSpec
+    spec_b: OperandSpec
+    kernel: Kernel
+
+    @property
+    def key(self) -> tuple[Pass, str, str, str]:
+        """What the error belongs to: pass, recipe keys of the operands, accumulation."""
+        return (
+            self.pass_,
+            self.spec_a.recipe_key,
+            self.spec_b.recipe_key,
+            str(self.kernel.accumulation),
+        )
+
+
+def trials_of(site: Site, device: Device) -> list[Trial]:
+    """Every usable recipe of every pass of a site, each once.
+
+    On a GPU a real kernel stands for the recipe where one runs, so that its own accumulation is measured;
+    on a CPU the emulated one does (same numbers, faster there).
+    """
+    found: dict[tuple[Pass, str, str, str], Trial] = {}
+    for pass_ in Pass:
+        for grad_format in (Format.E4M3,) if pass_ is Pass.FWD else (Format.E4M3, Format.E5M2):
+            problem = GemmProblem.of_linear(
+                pass_,
+                rows=site.rows,
+                out_features=site.n,
+                in_features=site.k,
+                grad_format=grad_format,
+            )
+            for kernel in _by_preference(device):
+                if not kernel.supports(problem, device):
+                    continue
+                trial = Trial(pass_, *kernel.operands(problem), kernel)
+                found.setdefault(trial.key, trial)
+    return list(found.values())
+
+
+def _by_preference(device: Device) -> list[Kernel]:
+    return sorted(KERNELS.values(), key=lambda k: k.emulated if device.type != "cpu" else not k.emulated)
+
+
+def run_trial(trial: Trial, a: OperandSample, b: OperandSample, reference: Tensor) -> Tensor:
+    """Error of the trial's product against `reference` [m, n]; fp64 [9] on the device, see `ERROR_FIELDS`."""
+    qa, qb = _cast(a, trial.spec_a), _cast(b, trial.spec_b)
+    high = not trial.spec_a.is_quantized
+    if high:  # what bf16 itself costs, to compare with
+        qa, qb = _rounded(qa), _rounded(qb)
+    out = trial.kernel.matmul(qa, qb, out_dtype=torch.bfloat16 if high else torch.float32)
+    losses = [_loss(s, q) for s, q in ((a, qa), (b, qb))]
+    worst = torch.stack(losses).amax(dim=0)
+    return torch.cat([product_error(out, reference).stacked(), worst])
+
+
+def _cast(sample: OperandSample, spec: OperandSpec) -> Quantized:
+    # The sample is already oriented; only the label says that memory holds the transpose.
+    upright = spec.with_transposed(False)
+    scale = None
+    if spec.is_quantized and spec.granularity is Granularity.TENSORWISE:
+        scale = decode_scale(sample.amax, spec.format, spec.scale_rounding)
+    return cast(sample.values, (upright,), scale=scale)[0]
+
+
+def _rounded(q: Quantized) -> Quantized:
+    return Quantized(q.values.to(torch.bfloat16), q.scale, q.spec)
+
+
+def _loss(sample: OperandSample, q: Quantized) -> Tensor:
+    """fp64 [2]: underflow, saturation."""
+    if not q.spec.is_quantized:
+        return torch.zeros(2, dtype=torch.float64, device=sample.values.device)
+    k = sample.values.shape[1]
+    scale = scale_per_element(q)
+    if scale.dim() == 2 and scale.shape[1] > 1:
+        scale = scale[:, :k]
+    loss = cast_loss(sample.values, scale, q.spec)
+    return torch.stack([loss.underflow, loss.saturation])
