@@ -120,7 +120,7 @@ def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def first_line(path: Path, *, limit: int = 1 << 16) -> bytes:
-    """The first line of a text file without its line end, cut to `limit` bytes (damaged gzip: what there is)."""
+    """A text file's first line without its line end, cut to `limit` bytes (damaged gzip: what is left)."""
     head = b""
     try:
         for piece in byte_pieces(path):
