@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from loka.errors import ArtifactError, UsageError
 from loka.recsys import tensor_file
-from loka.recsys.checkpoint import CHECKPOINT_NAME
+from loka.recsys.checkpoint import CHECKPOINT_NAME, load_model_state
 from loka.recsys.interrupt import InterruptedRunError
 from loka.recsys.tensor_file import read_tensor_file, write_tensor_file
 from loka.recsys.train_config import ComputeDtype, DenseOptimizer, SparseOptimizer, TrainConfig
@@ -308,6 +309,31 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(
     tensors, document = read_tensor_file(path)
     assert document == {"n": 1}
     assert torch.equal(tensors["a"], torch.ones(3))
+
+
+def test_a_write_that_the_system_refuses_half_way(tmp_path: Path) -> None:
+    path = tmp_path / "file.safetensors"
+    write_tensor_file(path, {"a": torch.ones(3)}, document={"n": 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(ArtifactError, match=r"(?s)cannot write .*hint: .*has room"):
+            write_tensor_file(path, {"a": torch.zeros(1_000_000)}, document={"n": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.listdir(tmp_path) == ["file.safetensors"]
+    assert read_tensor_file(path)[1] == {"n": 1}
+
+
+def test_weights_of_a_checkpoint_for_another_run(tmp_path: Path) -> None:
+    checkpointed(tmp_path)
+    trained = Trainer(TinyModel(), TinySource(), CONFIG)
+    trained.train()
+    model = TinyModel(seed=44)
+    load_model_state(tmp_path / CHECKPOINT_NAME, model)
+    assert_same(model.state_dict(), trained.model.state_dict())
+    with pytest.raises(ArtifactError, match=r"(?s)another model.*tower\.3\.weight"):
+        load_model_state(tmp_path / CHECKPOINT_NAME, TinyModel(tasks=2))
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_before_training(tmp_path: Path) -> None:

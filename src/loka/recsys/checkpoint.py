@@ -20,7 +20,15 @@ from loka.recsys.optimizers import Optimizers
 from loka.recsys.running import RunningMetrics
 from loka.recsys.tensor_file import read_tensor_file, write_tensor_file
 
-__all__ = ["CHECKPOINT_NAME", "RunParts", "Stateful", "TrainState", "load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "CHECKPOINT_NAME",
+    "RunParts",
+    "Stateful",
+    "TrainState",
+    "load_checkpoint",
+    "load_model_state",
+    "save_checkpoint",
+]
 
 CHECKPOINT_NAME = "checkpoint.safetensors"
 _VERSION = 1
@@ -124,6 +132,25 @@ def load_checkpoint(path: Path, parts: RunParts) -> TrainState:
         part.load_state_dict(_below(f"extra/{name}/", tensors))
     known = {f.name for f in fields(TrainState)}
     return TrainState(**{k: v for k, v in document["state"].items() if k in known})
+
+
+def load_model_state(path: Path, model: nn.Module) -> None:
+    """Give a model the weights of a checkpoint, whatever run that was.
+
+    Args:
+        path: Of a checkpoint.
+        model: With the same parameter names, shapes and dtypes; planned or not.
+
+    Raises:
+        ArtifactError: if the file cannot be read, or its weights are those of another model; the model is
+            then left as it was.
+    """
+    tensors, _ = read_tensor_file(path)
+    state = _below("model/", tensors)
+    different = _tensor_differences(state, model)
+    if different:
+        raise ArtifactError(f"the weights in {path} are those of another model", lines=different[:12])
+    model.load_state_dict(state, strict=True)
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""How long the steps of a run take, leaving out reading, hooks, checkpoints and warm-up."""
+"""How long the steps of a run take, leaving out reading, metrics, hooks, checkpoints and warm-up."""
 
 from __future__ import annotations
 

@@ -203,8 +203,8 @@ class Trainer:
         loss = click_loss(logits, batch.labels, batch.weight)
         loss.backward()
         self._optimizers.step()
-        self._metrics.update(logits, batch.labels, batch.weight)
         clock.stop(len(batch))
+        self._metrics.update(logits, batch.labels, batch.weight)
         self.state.step += 1
         self.state.batch += 1
         self.state.rows += len(batch)
