@@ -122,6 +122,8 @@ class Recorder(TorchFunctionMode):
         parameter, x, rows, n = self._parameter_of(product.b), product.a, product.m, product.n
         if not parameter and (parameter := self._parameter_of(product.a)):
             x, rows, n = product.b, product.n, product.m
+        if not parameter and not self._stack:
+            return  # an optimizer or a loss outside the model multiplies too
         asking = next((m for m in reversed(self._stack) if m in self._names), None)
         own = isinstance(asking, nn.Linear) and product.op == "linear" and product.b is asking.weight
         self._kept.append(x)

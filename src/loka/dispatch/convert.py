@@ -1,0 +1,231 @@
+"""A model and a plan in, the same model running by the plan; and back.
+
+Shapes: N output features, K input features of a site; M is the number of rows of a batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from loka.artifacts.fingerprint import explain_difference, fingerprint
+from loka.artifacts.plan import Choice, Plan, SitePlan
+from loka.errors import PlanMismatchError, UsageError
+from loka.kernels import HIGH_PRECISION, Kernel, device_of, emulated_twin, kernel
+from loka.planned import is_high_precision, is_planned, routes_of, swap_in, swap_out
+from loka.sites import why_not_plannable
+from loka.vocab import Device, GemmProblem, Pass, Site
+
+__all__ = ["apply_plan", "revert"]
+
+_log = logging.getLogger("loka")
+_MANY_ROWS = 4096  # stands for an M without an upper bound when kernels are asked what they support
+
+
+def apply_plan(
+    model: nn.Module, plan: Plan, *, emulate: bool = False, sites: Sequence[Site] | None = None
+) -> nn.Module:
+    """Make the model run by the plan, in place.
+
+    Modules, Parameters, names and state_dict stay what they are, so an optimizer made before still works. A
+    site whose three passes are bf16 stays the untouched nn.Linear. Everything is checked before anything is
+    changed. Weights on the meta device are taken to be meant for the plan's device.
+
+    Args:
+        model: Not compiled, not planned yet.
+        plan: As the planner or a file gives it.
+        emulate: Replace every kernel by its emulated twin, to run a plan that was made for other hardware.
+        sites: The model's sites as `find_sites` gives them; with them products that are not nn.Linears are
+            compared as well. Without, the plan is held against the names and shapes of the nn.Linears.
+
+    Returns:
+        The same model.
+
+    Raises:
+        UsageError: for a model that is planned or compiled already.
+        PlanMismatchError: for a plan of another model, another GPU architecture, or with a kernel that
+            cannot run here.
+        ArtifactError: for bounds on M that do not rise.
+        UnknownNameError: for a kernel that does not exist.
+    """
+    _check_order(model)
+    _check_model(model, plan, sites)
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    switched = [site for site in plan.sites if not is_high_precision(site)]
+    if emulate:
+        switched = [_emulated(site) for site in switched]
+    _check_machine([linears[site.name] for site in switched], plan, switched)
+    for site in switched:
+        routes_of(site)  # raises here, while nothing is changed
+    for site in switched:
+        swap_in(linears[site.name], site)
+        _log.debug("%s: %s; ban a kernel with Requirement(deny=...)", site.name, _kernels_of(site))
+    _log.info("plan applied: %d of %d sites switched", len(switched), len(plan.sites))
+    return model
+
+
+def revert(model: nn.Module) -> nn.Module:
+    """Take the plan off the model again, in place and exactly; a model without one is left alone."""
+    for module in model.modules():
+        swap_out(module)
+    return model
+
+
+def _check_order(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if is_planned(module):
+            raise UsageError(
+                f"the model carries a plan already (at `{name}`)", hint="call `loka.revert(model)` first"
+            )
+        if "_orig_mod" in module._modules or module.__dict__.get("_compiled_call_impl") is not None:
+            raise UsageError(
+                f"the module `{name or type(module).__name__}` is compiled already",
+                hint="apply the plan first, then call torch.compile",
+            )
+
+
+def _check_model(model: nn.Module, plan: Plan, sites: Sequence[Site] | None) -> None:
+    lines = explain_difference(plan.sites, _linears_known_to(plan, model))
+    modules = dict(model.named_modules())
+    for site in plan.sites:
+        module = modules.get(site.name)
+        if isinstance(module, nn.Linear) and (reason := why_not_plannable(module)):
+            lines.append(f"{site.name}  cannot be planned: {reason}")
+    if plan.model.mods:
+        lines.append(f"mods  only in the plan: {', '.join(plan.model.mods)}")
+    if sites is not None and not lines and fingerprint(sites, plan.model.parameters) != plan.model:
+        known = {site.name for site in plan.sites} | set(plan.unplanned)
+        found = {site.name for site in sites}
+        lines += [f"{name}  only in the plan" for name in sorted(known - found)]
+        lines += [f"{name}  only in the model" for name in sorted(found - known)]
+        lines = lines or ["a product that is not an nn.Linear has another shape or kind"]
+    if lines:
+        raise PlanMismatchError(
+            "the plan was made for another model",
+            lines=lines,
+            hint="probe this model and make a plan for it, or apply the mods that the plan names",
+        )
+
+
+def _linears_known_to(plan: Plan, model: nn.Module) -> list[Site]:
+    """The model's nn.Linears as sites, without those that the plan lists as not planned."""
+    return [
+        Site(
+            name=name,
+            kind="linear",
+            n=module.out_features,
+            k=module.in_features,
+            bias=module.bias is not None,
+            rows=0,
+        )
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name not in plan.unplanned
+    ]
+
+
+def _check_machine(modules: Sequence[nn.Linear], plan: Plan, site_plans: Sequence[SitePlan]) -> None:
+    """Raise unless every kernel can run where its module's weight lies."""
+    lines: list[str] = []
+    devices: dict[torch.device, Device] = {}
+    for module, site in zip(modules, site_plans, strict=True):
+        where = module.weight.device
+        if where not in devices:
+            devices[where] = plan.device if where.type == "meta" else device_of(where)
+        lines += _unsupported(site, devices[where])
+    real = [k for site in site_plans for k in _kernels_of(site) if not _runs_anywhere(kernel(k))]
+    others = {d.name: d for d in devices.values() if (d.type, d.arch) != (plan.device.type, plan.device.arch)}
+    if real and others:
+        found = ", ".join(f"{d.name} ({d.sm})" for d in others.values())
+        raise PlanMismatchError(
+            f"the plan is for {plan.device.name} ({plan.device.sm}), the model lies on {found}",
+            lines=lines[:12],
+            hint="make a plan for this device, or run the plan with `apply_plan(..., emulate=True)`",
+        )
+    if lines:
+        raise PlanMismatchError(
+            f"the plan names {len(lines)} products that their kernels cannot run here",
+            lines=lines[:12],
+            hint="make the plan anew with `loka.make_plan`, or run it with `apply_plan(..., emulate=True)`",
+        )
+
+
+def _unsupported(site: SitePlan, device: Device) -> list[str]:
+    lines = []
+    for pass_ in Pass:
+        lowest = 1
+        for choice in site.choices(pass_):
+            highest = max(lowest, _MANY_ROWS) if choice.m_below is None else max(lowest, choice.m_below - 1)
+            for rows in dict.fromkeys((lowest, highest)):
+                if problem_line := _trouble(site, pass_, choice, rows, device):
+                    lines.append(f"{site.name} {pass_}  {choice.kernel}  {problem_line}")
+                    break
+            lowest = choice.m_below or lowest
+    return lines
+
+
+def _trouble(site: SitePlan, pass_: Pass, choice: Choice, rows: int, device: Device) -> str:
+    chosen = kernel(choice.kernel)
+    if chosen.name == HIGH_PRECISION:
+        return ""
+    problem = _problem(site, pass_, choice, rows)
+    support = chosen.supports(problem, device)
+    if not support:
+        return support.reason
+    takes = chosen.operands(problem)
+    if takes != (choice.spec_a, choice.spec_b):
+        return f"takes {takes[0]} * {takes[1]}, the plan casts {choice.spec_a} * {choice.spec_b}"
+    return ""
+
+
+def _problem(site: SitePlan, pass_: Pass, choice: Choice, rows: int) -> GemmProblem:
+    """The product that a choice is asked for, with the formats of its specs."""
+    shape = GemmProblem.of_linear(pass_, rows=rows, out_features=site.n, in_features=site.k)
+    return GemmProblem(
+        m=shape.m,
+        n=shape.n,
+        k=shape.k,
+        pass_=pass_,
+        a_format=choice.spec_a.format,
+        b_format=choice.spec_b.format,
+        bias=site.bias and pass_ is Pass.FWD,
+    )
+
+
+def _runs_anywhere(chosen: Kernel) -> bool:
+    return chosen.emulated or chosen.name == HIGH_PRECISION
+
+
+def _kernels_of(site: SitePlan) -> tuple[str, ...]:
+    return tuple(choice.kernel for pass_ in Pass for choice in site.choices(pass_))
+
+
+def _emulated(site: SitePlan) -> SitePlan:
+    """The site's plan with every kernel replaced by its emulated twin, formats kept."""
+
+    def twins(pass_: Pass) -> tuple[Choice, ...]:
+        return tuple(_emulated_choice(site, pass_, choice) for choice in site.choices(pass_))
+
+    return SitePlan(
+        name=site.name,
+        n=site.n,
+        k=site.k,
+        bias=site.bias,
+        fwd=twins(Pass.FWD),
+        dgrad=twins(Pass.DGRAD),
+        wgrad=twins(Pass.WGRAD),
+    )
+
+
+def _emulated_choice(site: SitePlan, pass_: Pass, choice: Choice) -> Choice:
+    twin = emulated_twin(choice.kernel)
+    spec_a, spec_b = twin.operands(_problem(site, pass_, choice, rows=1))
+    return Choice(
+        m_below=choice.m_below,
+        kernel=twin.name,
+        spec_a=spec_a,
+        spec_b=spec_b,
+        reason=f"emulates {choice.kernel}: {choice.reason}",
+    )
