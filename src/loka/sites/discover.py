@@ -77,16 +77,16 @@ def sites_in_order(model: nn.Module, names: dict[nn.Module, str], found: list[Re
 @contextlib.contextmanager
 def _as_before(model: nn.Module) -> Iterator[None]:
     """Running statistics and random numbers of one training-mode forward are put back."""
-    buffers = [(b, b.detach().clone(), b._version) for b in model.buffers() if not b.is_inference()]
+    # Not by version: batch_norm writes its running statistics without counting one.
+    buffers = [(b, b.detach().clone()) for b in model.buffers() if not b.is_inference()]
     devices = {p.device.index for p in model.parameters() if p.is_cuda}
     with torch.random.fork_rng(devices=sorted(i for i in devices if i is not None)):
         try:
             yield
         finally:
             with torch.no_grad():
-                for buffer, before, version in buffers:
-                    if buffer._version != version:
-                        buffer.copy_(before)
+                for buffer, before in buffers:
+                    buffer.copy_(before)
 
 
 def _sites_of(model: nn.Module, names: dict[nn.Module, str], found: list[Recorded]) -> list[Site]:
