@@ -98,7 +98,9 @@ def sample_errors(
         for draw in range(_DRAWS):
             generator = site_generator(seed, name, f"draw/{draw}")
             x = draw_rows(site.moments[Operand.INPUT], LIVE_ROWS, generator)
-            captured = Captured(x=x, w=weight, x_amax=amax_of(x, Granularity.TENSORWISE))
+            captured = Captured(
+                x=x, w=weight, x_amax=amax_of(x, Granularity.TENSORWISE), passes=frozenset(site.passes)
+            )
             if Operand.GRAD_OUTPUT in site.moments:
                 captured.g = draw_rows(site.moments[Operand.GRAD_OUTPUT], LIVE_ROWS, generator)
                 captured.g_amax = amax_of(captured.g, Granularity.TENSORWISE)

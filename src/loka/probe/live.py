@@ -28,6 +28,8 @@ class Captured:
         g: [S, N] the same rows of the gradient of the output; None where none arrived.
         x_amax: fp32 (), over all rows.
         g_amax: fp32 (), over all rows; None without g.
+        passes: The passes that run here: no dgrad where the input needs no gradient, no wgrad where the
+            weight is frozen.
     """
 
     x: Tensor
@@ -35,6 +37,7 @@ class Captured:
     x_amax: Tensor
     g: Tensor | None = None
     g_amax: Tensor | None = None
+    passes: frozenset[Pass] = frozenset(Pass)
 
 
 def site_generator(seed: int, site: str, purpose: str) -> torch.Generator:
@@ -83,12 +86,13 @@ def _operands(
     g = g.float()
     outputs = row_sample(g.shape[1], LIVE_ROWS, generator)
     columns = slice(None) if outputs is None else outputs.to(g.device)
-    out[Pass.DGRAD] = (
+    backward: dict[Pass, tuple[OperandSample, OperandSample]] = {}
+    backward[Pass.DGRAD] = (
         OperandSample(g[some], captured.g_amax),
         OperandSample(w.t().contiguous(), w_amax),
     )
-    out[Pass.WGRAD] = (
+    backward[Pass.WGRAD] = (
         OperandSample(g[:, columns].t().contiguous(), captured.g_amax),
         OperandSample(x.t().contiguous(), captured.x_amax),
     )
-    return out
+    return out | {pass_: pair for pass_, pair in backward.items() if pass_ in captured.passes}

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from loka.numerics import Moments, amax_of
 from loka.probe.live import SAMPLED_ROWS, Captured, row_sample, site_generator
-from loka.vocab import Granularity, Operand
+from loka.vocab import Granularity, Operand, Pass
 
 __all__ = ["Observer", "SiteObservation"]
 
@@ -30,10 +30,12 @@ class SiteObservation:
     Attributes:
         moments: Statistics by operand. Those of the weight are of the last observed step, the others add up.
         m_seen: Rows of a call to how often they were seen.
+        passes: The passes that were seen to run.
     """
 
     moments: dict[Operand, Moments] = field(default_factory=dict)
     m_seen: Counter[int] = field(default_factory=Counter)
+    passes: set[Pass] = field(default_factory=set)
 
     def add(self, operand: Operand, values: Tensor) -> None:
         """Merge rows [rows, features] into the operand's statistics."""
@@ -98,7 +100,7 @@ class Observer:
             captured = self._waiting.get(name)
             if not recomputed:
                 x = args[0] if args else kwargs["input"]
-                captured = self._see_input(name, module, x.detach(), first=calls == 0)
+                captured = self._see_input(name, module, x, first=calls == 0)
                 calls += 1
             if output.requires_grad:
                 output.register_hook(self._gradient_hook(name, captured))
@@ -106,7 +108,7 @@ class Observer:
         return hook
 
     def _see_input(self, name: str, module: nn.Module, x: Tensor, *, first: bool) -> Captured | None:
-        x_MK = x.reshape(-1, x.shape[-1])
+        x_MK = x.detach().reshape(-1, x.shape[-1])
         site = self.sites.setdefault(name, SiteObservation())
         site.m_seen[x_MK.shape[0]] += 1
         if x_MK.shape[0] == 0:
@@ -114,11 +116,17 @@ class Observer:
         site.add(Operand.INPUT, x_MK)
         if not first:
             return None
-        weight = module.get_parameter("weight").detach()
-        site.add(Operand.WEIGHT, weight)
+        weight = module.get_parameter("weight")
+        needed = {Pass.FWD: True, Pass.DGRAD: x.requires_grad, Pass.WGRAD: weight.requires_grad}
+        passes = frozenset(pass_ for pass_, runs in needed.items() if runs)
+        site.passes |= passes
+        site.add(Operand.WEIGHT, weight.detach())
         rows = self._rows(name, x_MK)
         captured = Captured(
-            x=x_MK if rows is None else x_MK[rows], w=weight, x_amax=amax_of(x_MK, _TENSORWISE)
+            x=x_MK if rows is None else x_MK[rows],
+            w=weight.detach(),
+            x_amax=amax_of(x_MK, _TENSORWISE),
+            passes=passes,
         )
         self._waiting[name] = captured
         return captured

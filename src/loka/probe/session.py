@@ -243,6 +243,7 @@ class Probe:
                 for field, tensor in moments.tensors().items():
                     state[f"moments\t{name}\t{operand}\t{field}"] = tensor.cpu()
             state[f"m_seen\t{name}"] = torch.tensor(sorted(site.m_seen.items())).reshape(-1, 2)
+            state[f"passes\t{name}"] = torch.tensor([pass_ in site.passes for pass_ in Pass])
         return state | {f"errors\t{key}": rows for key, rows in self._log.state().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -257,6 +258,9 @@ class Probe:
             elif kind == "m_seen":
                 site = self._observer.sites.setdefault(rest, SiteObservation())
                 site.m_seen.update(dict(tensor.tolist()))
+            elif kind == "passes":
+                site = self._observer.sites.setdefault(rest, SiteObservation())
+                site.passes.update(p for p, runs in zip(Pass, tensor.tolist(), strict=True) if runs)
         for (name, operand), tensors in fields.items():
             site = self._observer.sites.setdefault(name, SiteObservation())
             site.moments[Operand(operand)] = Moments(**tensors)

@@ -1,0 +1,223 @@
+"""The main job: train with Probe, write a profile, make a plan, train by the plan, compare.
+
+Every stage leaves its file in the job's folder, and a stage whose file is complete is not done again when
+the job is resumed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loka.artifacts import Plan, Profile, read_plan, read_profile, read_record, write_plan, write_record
+from loka.dispatch import apply_plan, make_plan
+from loka.errors import ArtifactError, UsageError
+from loka.kernels import kernel
+from loka.probe import Probe
+from loka.recsys.comparison import Comparison
+from loka.recsys.coverage import coverage_of
+from loka.recsys.data import open_source
+from loka.recsys.job_config import JobConfig
+from loka.recsys.noise import known_noise
+from loka.recsys.observed import PROFILE_NAME, fresh_model, observed_training, write_learned
+from loka.recsys.paired import run_arm
+from loka.recsys.paired_result import JUDGED_SPLITS, ArmRun, PairedResult
+from loka.recsys.source import Source
+from loka.recsys.training_step import DivergedError
+from loka.vocab import Pass
+
+__all__ = ["BASELINE", "PLANNED", "JobResult", "run_job"]
+
+BASELINE, PLANNED = "bf16", "planned"
+PLAN_NAME, COMPARISON_NAME, RUN_NAME = "plan.json", "comparison.json", "run.json"
+
+logger = logging.getLogger("loka")
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """What the main job leaves behind, as objects.
+
+    Attributes:
+        profile: What was measured.
+        plan: What was chosen.
+        comparison: Planned against bf16.
+        paired: Every run.
+    """
+
+    profile: Profile
+    plan: Plan
+    comparison: Comparison
+    paired: PairedResult
+
+    @property
+    def keeps_the_loss(self) -> bool | None:
+        """Whether the relative NE change may lie within the requirement; None where it has no limit.
+
+        False only when the whole interval lies above the limit, or the planned run alone diverged.
+        """
+        limit = self.plan.requirement.max_loss_increase
+        if limit is None:
+            return None
+        if self.comparison.diverged[PLANNED] > self.comparison.diverged[BASELINE]:
+            return False
+        changes = [task.relative_ne_percent for task in self.comparison.tasks]
+        return all((c.low if c.low is not None else c.difference or 0.0) <= 100 * limit for c in changes)
+
+
+def run_job(
+    job: JobConfig,
+    directory: Path,
+    *,
+    resume: bool = False,
+    on_ceiling: Callable[[Probe], object] | None = None,
+    on_plan: Callable[[Plan], object] | None = None,
+) -> JobResult:
+    """Do the whole main job.
+
+    Args:
+        job: What to do.
+        directory: Its folder; made if it does not exist, and empty unless resumed.
+        resume: Go on with the job that was stopped in this folder.
+        on_ceiling: Told the shares of a step as soon as they are known.
+        on_plan: Told the plan before the planned model is trained.
+
+    Raises:
+        UsageError: for a folder that holds something else, or another job's.
+        LokaError: whatever the stages raise.
+    """
+    source = open_source(job.data, on_bad_row=job.on_bad_row)
+    _take_folder(job, directory, resume=resume)
+    baseline, profile = _observe(job, source, directory, resume=resume, on_ceiling=on_ceiling)
+    plan = _plan(job, profile, directory, resume=resume)
+    if on_plan is not None:
+        on_plan(plan)
+    paired = _train_pairs(job, source, plan, baseline, directory, resume=resume)
+    comparison = _compare(job, source, profile, plan, paired)
+    paired.write_predictions(directory)
+    write_record(directory / COMPARISON_NAME, "loka.comparison", comparison.to_dict())
+    return JobResult(profile, plan, comparison, paired)
+
+
+def _take_folder(job: JobConfig, directory: Path, *, resume: bool) -> None:
+    record = directory / RUN_NAME
+    if record.exists() and resume:
+        before = read_record(record, "loka.run").body
+        now = job.identity()
+        changed = [f"{k}: was {before.get(k)}, is {v}" for k, v in now.items() if before.get(k) != v]
+        if changed:
+            raise UsageError(
+                f"{directory} holds another job", lines=changed, hint="resume with the same options"
+            )
+        return
+    if directory.is_dir() and any(directory.iterdir()):
+        hint = "go on with --resume, or start over with --overwrite" if record.exists() else "use another"
+        raise UsageError(f"the folder {directory} is not empty", hint=hint)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArtifactError(f"cannot make the folder {directory}: {error.strerror}") from error
+    write_record(record, "loka.run", job.identity())
+
+
+def _observe(
+    job: JobConfig,
+    source: Source,
+    directory: Path,
+    *,
+    resume: bool,
+    on_ceiling: Callable[[Probe], object] | None,
+) -> tuple[ArmRun, Profile]:
+    seed = job.all_seeds[0]
+    run = observed_training(
+        job,
+        source,
+        directory=directory / f"seed-{seed}" / BASELINE,
+        arm=BASELINE,
+        resume=resume,
+        on_ceiling=on_ceiling,
+    )
+    path = directory / PROFILE_NAME
+    profile = read_profile(path) if resume and path.exists() else write_learned(run, directory)
+    try:
+        predictions = {split: run.trainer.evaluate(split) for split in JUDGED_SPLITS}
+    except DivergedError as error:
+        return ArmRun(BASELINE, seed, None, {}, error.what), profile
+    return ArmRun(BASELINE, seed, run.result, predictions), profile
+
+
+def _plan(job: JobConfig, profile: Profile, directory: Path, *, resume: bool) -> Plan:
+    path = directory / PLAN_NAME
+    if resume and path.exists():
+        return read_plan(path)
+    plan = make_plan(profile, job.requirement)
+    write_plan(path, plan)
+    return plan
+
+
+def _train_pairs(
+    job: JobConfig, source: Source, plan: Plan, baseline: ArmRun, directory: Path, *, resume: bool
+) -> PairedResult:
+    runs = [baseline]
+    digest = _digest(plan)
+    for seed in job.all_seeds:
+        for arm in (BASELINE, PLANNED):
+            if (arm, seed) == (baseline.arm, baseline.seed):
+                continue
+            model = fresh_model(job, source, seed).to(job.train.device)
+            if arm == PLANNED:
+                apply_plan(model, plan)
+            runs.append(
+                run_arm(
+                    model,
+                    source,
+                    job.train.with_seed(seed),
+                    arm=arm,
+                    directory=directory / f"seed-{seed}" / arm,
+                    resume=resume,
+                    identity={"plan": digest} if arm == PLANNED else None,
+                )
+            )
+    return PairedResult((BASELINE, PLANNED), job.all_seeds, source.schema.tasks, tuple(runs))
+
+
+def _digest(plan: Plan) -> str:
+    import hashlib
+
+    sites: Any = msgspec.to_builtins(plan.sites)
+    return hashlib.sha256(msgspec.json.encode(sites)).hexdigest()
+
+
+def _compare(
+    job: JobConfig, source: Source, profile: Profile, plan: Plan, paired: PairedResult
+) -> Comparison:
+    comparison = paired.compare(PLANNED, baseline=BASELINE)
+    notes = []
+    if plan.basis == "accuracy":
+        notes.append("The plan is by accuracy only: no times of kernels were measured on this device.")
+    used = {
+        choice.kernel
+        for site in plan.sites
+        for pass_ in Pass
+        for choice in site.choices(pass_)
+        if choice.spec_a.is_quantized
+    }
+    real = bool(used) and not any(kernel(name).emulated for name in used)
+    if used and not real:
+        notes.append("FP8 was emulated: the numbers are those of FP8, the speed is not, so none is given.")
+    if not used:
+        notes.append("No product passed the requirement: the plan is bf16 everywhere.")
+    notes += [f"{count:,} rows left out: {reason}" for reason, count in source.skipped.items()]
+    return dataclasses.replace(
+        comparison,
+        coverage=coverage_of(plan, profile),
+        steps_per_s=paired.steps_per_s() if real else None,
+        noise=known_noise(job.model, source.name) if job.seeds == 1 else None,
+        notes=tuple(notes),
+    )

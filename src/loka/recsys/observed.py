@@ -1,0 +1,116 @@
+"""Train one model in bf16 with Probe attached: the part that `loka run` and `loka probe` share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from loka.artifacts import Profile, write_profile, write_statistics
+from loka.probe import Probe
+from loka.recsys.job_config import JobConfig
+from loka.recsys.models import RecModel, build_model, model_config
+from loka.recsys.source import Source, Split
+from loka.recsys.trainer import Trainer
+from loka.recsys.training_step import StepInfo, TrainResult
+
+__all__ = [
+    "PROFILE_NAME",
+    "STATISTICS_NAME",
+    "ObservedRun",
+    "fresh_model",
+    "observed_training",
+    "write_learned",
+]
+
+PROFILE_NAME = "profile.json"
+STATISTICS_NAME = "statistics.safetensors"
+
+logger = logging.getLogger("loka")
+
+
+def fresh_model(job: JobConfig, source: Source, seed: int) -> RecModel:
+    """The job's model with the initial weights of a seed."""
+    config = model_config(job.model, preset=job.preset, overrides=job.overrides)
+    return build_model(job.model, source.schema, config=config, seed=seed)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedRun:
+    """A trained model and what Probe learned meanwhile.
+
+    Attributes:
+        trainer: For predictions.
+        result: What training said.
+        probe: What was learned.
+        settled_at: Step after which the errors had settled, or None.
+    """
+
+    trainer: Trainer
+    result: TrainResult
+    probe: Probe
+    settled_at: int | None
+
+
+def observed_training(
+    job: JobConfig,
+    source: Source,
+    *,
+    directory: Path | None,
+    arm: str,
+    resume: bool = False,
+    on_ceiling: Callable[[Probe], object] | None = None,
+) -> ObservedRun:
+    """Train the job's model on its first seed with Probe attached; Probe changes no number of it.
+
+    Args:
+        job: What to do.
+        source: The rows.
+        directory: Where the checkpoint goes (Probe's state is in it), or None.
+        arm: Name of the run.
+        resume: Go on from the checkpoint, if there is one.
+        on_ceiling: Told once, as soon as the shares of a step are known.
+    """
+    seed = job.all_seeds[0]
+    model = fresh_model(job, source, seed).to(torch.device(job.train.device))
+    every = job.observe_every(source.rows(Split.TRAIN))
+    if job.probe_every is None and every < 100:
+        logger.info("the run is short: Probe observes every %d steps", every)
+    probe = Probe(model, every=every, seed=seed)
+    settled: list[int] = []
+    told: list[bool] = []
+
+    def after_step(info: StepInfo) -> None:
+        if probe.step() and not settled:
+            settled.append(info.step)
+        if on_ceiling is not None and probe.shares is not None and not told:
+            told.append(True)
+            on_ceiling(probe)
+
+    trainer = Trainer(
+        model,
+        source,
+        job.train.with_seed(seed),
+        directory=directory,
+        after_step=after_step,
+        extras={"probe": probe},
+        identity={"arm": arm, "every": every},
+        description=f"train {arm}, seed {seed}",
+    )
+    if resume:
+        trainer.resume()
+    with probe:
+        result = trainer.train()
+    return ObservedRun(trainer, result, probe, settled[0] if settled else None)
+
+
+def write_learned(run: ObservedRun, directory: Path) -> Profile:
+    """Write `statistics.safetensors` and `profile.json`."""
+    profile = run.probe.profile()
+    facts = {"steps_seen": profile.steps_seen, "steps_observed": profile.steps_observed}
+    write_statistics(directory / STATISTICS_NAME, run.probe.statistics, facts)
+    write_profile(directory / PROFILE_NAME, profile)
+    return profile
