@@ -1,0 +1,314 @@
+"""Profile + Requirement -> Plan: a pure function, the same bytes for the same inputs, on any machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from loka.artifacts.plan import Choice, Override, Plan, Predicted, Rejected, SitePlan
+from loka.artifacts.profile import Profile
+from loka.artifacts.records import check_columns
+from loka.dispatch.planner_budget import Grant, Option, Selection, select
+from loka.dispatch.planner_candidates import Candidate, candidates_of, coarseness, narrow_reason
+from loka.dispatch.planner_facts import Facts, LossChange
+from loka.dispatch.planner_pins import Pin, Pins, resolve_pins
+from loka.dispatch.planner_reasons import Verdict, bf16_reason, chosen_reason, rejected_reason
+from loka.dispatch.planner_time import Picks, site_time, time_options
+from loka.kernels import HIGH_PRECISION, check_patterns, kernel
+from loka.vocab import Pass, Requirement, Site
+
+__all__ = ["make_plan"]
+
+Key = tuple[str, Pass]
+
+
+def make_plan(profile: Profile, requirement: Requirement | None = None) -> Plan:
+    """Choose a kernel for each pass of each site.
+
+    Candidates are every kernel that supports the product at the median M, with E4M3 or (for a gradient) E5M2.
+    They are judged by the measured error of their recipe. With times of the profile's device the fastest
+    combination of a site's passes is taken, casts included and shared; without, the coarsest recipe that
+    passes. Nothing here touches a device or a clock.
+
+    Args:
+        profile: What was measured.
+        requirement: What the plan must keep; the defaults when None.
+
+    Returns:
+        The plan, with a reason for every candidate that was not taken.
+
+    Raises:
+        UnknownNameError: for a pattern of kernels or sites that matches nothing.
+        NoKernelError: for a pinned kernel that cannot run.
+        ArtifactError: for a profile whose columns have unequal lengths.
+    """
+    requirement = requirement or Requirement()
+    check_columns(profile, "profile")
+    check_patterns((*requirement.allow, *requirement.deny))
+    planning = _Planning(profile, Facts.of(profile), requirement)
+    pins = resolve_pins(requirement.pin, planning.facts.sites, profile.device)
+    plan = planning.plan(pins)
+    if not pins:
+        return plan
+    return _with_overrides(plan, planning.plan({}), pins)
+
+
+def _with_overrides(plan: Plan, unpinned: Plan, pins: Pins) -> Plan:
+    before = {site.name: site for site in unpinned.sites}
+    overrides = tuple(
+        Override(
+            site=site.name,
+            pass_=pass_,
+            kernel=site.choices(pass_)[0].kernel,
+            instead_of=before[site.name].choices(pass_)[0].kernel,
+            by=f"pin `{pins[site.name, pass_].pattern}`",
+        )
+        for site in plan.sites
+        for pass_ in Pass
+        if (site.name, pass_) in pins
+    )
+    return Plan(**{f: getattr(plan, f) for f in plan.__struct_fields__} | {"overrides": overrides})
+
+
+@dataclass(slots=True)
+class _SitePlanning:
+    """The candidates of one site and what was fixed before choosing."""
+
+    site: Site
+    candidates: dict[Pass, list[Candidate]]
+    pinned: dict[Pass, Candidate | None]
+    narrow: str
+    pins: dict[Pass, Pin]
+
+
+class _Planning:
+    """One run of the planner."""
+
+    def __init__(self, profile: Profile, facts: Facts, requirement: Requirement) -> None:
+        self.profile = profile
+        self.facts = facts
+        self.requirement = requirement
+        self.sites = [site for site in facts.sites if site.plannable]
+        # Without an estimate the loss cannot gate: it is reported as "not estimated".
+        self.limit = requirement.max_loss_increase if facts.loss else None
+        self.candidates = {
+            (site.name, pass_): candidates_of(
+                site, pass_, facts=facts, device=profile.device, requirement=requirement
+            )
+            for site in self.sites
+            for pass_ in Pass
+        }
+
+    def plan(self, pins: Pins) -> Plan:
+        sites = [self._site_planning(site, pins) for site in self.sites]
+        base = _spent([c for s in sites for c in s.pinned.values() if c is not None])
+        units, owners = self._units(sites)
+        selection = select(units, limit=self.limit, base=base)
+        picks: dict[Key, Candidate] = {}
+        granted: dict[Key, Grant | None] = {}
+        for number, (owner, passes) in enumerate(owners):
+            option = selection.taken[number]
+            for pass_ in passes:
+                granted[owner.site.name, pass_] = _grant(selection, number)
+            for pick in option.picks if option is not None else ():
+                picks[owner.site.name, pick.problem.pass_] = pick
+        return self._written(sites, picks, granted)
+
+    def _site_planning(self, site: Site, pins: Pins) -> _SitePlanning:
+        mine = {pass_: pins[site.name, pass_] for pass_ in Pass if (site.name, pass_) in pins}
+        candidates = {pass_: self.candidates[site.name, pass_] for pass_ in Pass}
+        pinned = {pass_: self._pinned(candidates[pass_], pin) for pass_, pin in mine.items()}
+        return _SitePlanning(site, candidates, pinned, narrow_reason(site), mine)
+
+    def _pinned(self, candidates: list[Candidate], pin: Pin) -> Candidate | None:
+        """The candidate of a pin: of two gradient formats the one that passes, else the better measured."""
+        if pin.is_bf16:
+            return None
+        usable = [
+            c for c in candidates if c.kernel.name == pin.kernel.name and c.spec_a.format in pin.a_formats
+        ]
+        return max(usable, key=lambda c: (c.passes, -math.inf if c.error is None else c.error.sqnr_db_low))
+
+    def _units(
+        self, sites: list[_SitePlanning]
+    ) -> tuple[list[list[Option]], list[tuple[_SitePlanning, tuple[Pass, ...]]]]:
+        units: list[list[Option]] = []
+        owners: list[tuple[_SitePlanning, tuple[Pass, ...]]] = []
+        for planning in sites:
+            if self.facts.timed:
+                units.append(self._by_time(planning))
+                owners.append((planning, tuple(Pass)))
+                continue
+            for pass_ in Pass:
+                units.append(self._by_accuracy(planning, pass_))
+                owners.append((planning, (pass_,)))
+        return units, owners
+
+    def _usable(self, planning: _SitePlanning, pass_: Pass) -> list[Candidate]:
+        """What may enter the sequence: facts speak for it, and its loss is known where the loss decides."""
+        if planning.narrow:
+            return []
+        return [
+            c
+            for c in planning.candidates[pass_]
+            if not c.fault and (self.limit is None or c.loss is not None)
+        ]
+
+    def _by_accuracy(self, planning: _SitePlanning, pass_: Pass) -> list[Option]:
+        if pass_ in planning.pins:
+            return []
+        emulate = self.profile.device.type == "cpu"
+        ranked = sorted(self._usable(planning, pass_), key=lambda c: coarseness(c, prefer_emulated=emulate))
+        flops = float(planning.site.flops)
+        return [
+            Option((c,), flops, max(0.0, loss.delta_ne), loss.se, c.passes)
+            for c in ranked
+            if flops > 0
+            for loss in [c.loss or LossChange(0.0, 0.0)]
+        ]
+
+    def _by_time(self, planning: _SitePlanning) -> list[Option]:
+        choices: list[list[Candidate | None]] = []
+        for pass_ in Pass:
+            if pass_ in planning.pins:
+                choices.append([planning.pinned[pass_]])
+            else:
+                choices.append([None, *self._usable(planning, pass_)])
+        return time_options(
+            planning.site,
+            choices,
+            facts=self.facts,
+            min_speedup=self.requirement.min_speedup,
+            gated_only=self.limit is None,
+        )
+
+    def _written(
+        self,
+        sites: list[_SitePlanning],
+        picks: dict[Key, Candidate],
+        granted: dict[Key, Grant | None],
+    ) -> Plan:
+        emulate = self.profile.device.type == "cpu"
+        rejected: list[Rejected] = []
+        written: list[SitePlan] = []
+        final: list[tuple[Site, Picks]] = []
+        for planning in sites:
+            site = planning.site
+            chosen = [planning.pinned[p] if p in planning.pins else picks.get((site.name, p)) for p in Pass]
+            all_picks: Picks = (chosen[0], chosen[1], chosen[2])
+            final.append((site, all_picks))
+            choices: list[Choice] = []
+            for pass_, pick in zip(Pass, chosen, strict=True):
+                verdict = Verdict(
+                    site=site,
+                    pass_=pass_,
+                    candidates=tuple(planning.candidates[pass_]),
+                    pick=pick,
+                    picks=all_picks,
+                    grant=granted.get((site.name, pass_)),
+                    limit=self.limit,
+                    pin=planning.pins.get(pass_),
+                    narrow=planning.narrow,
+                    facts=self.facts,
+                    requirement=self.requirement,
+                    prefer_emulated=emulate,
+                )
+                choices.append(_choice(verdict))
+                rejected += _rejected(verdict)
+            written.append(
+                SitePlan(
+                    name=site.name,
+                    n=site.n,
+                    k=site.k,
+                    bias=site.bias,
+                    fwd=(choices[0],),
+                    dgrad=(choices[1],),
+                    wgrad=(choices[2],),
+                )
+            )
+        return Plan(
+            requirement=replace(self.requirement, pin=dict(self.requirement.pin)),
+            basis="time" if self.facts.timed else "accuracy",
+            device=self.profile.device,
+            model=self.profile.model,
+            sites=tuple(written),
+            unplanned={s.name: s.not_planned for s in self.facts.sites if not s.plannable},
+            rejected=tuple(rejected),
+            predicted=self._predicted(final),
+            history=(
+                f"made from a profile of {self.profile.steps_observed} observed steps "
+                f"out of {self.profile.steps_seen}",
+            ),
+        )
+
+    def _predicted(self, final: list[tuple[Site, Picks]]) -> Predicted:
+        switched = [c for _, picks in final for c in picks if c is not None]
+        notes: list[str] = []
+        saved_us: float | None = None
+        if self.facts.timed:
+            times = [(site.calls, site_time(site, picks, self.facts)) for site, picks in final]
+            saved_us = math.fsum(calls * (t.bf16_us - t.planned_us) for calls, t in times)
+            unknown = sum(t.unknown for _, t in times)
+            notes.append(f"median times on {self.profile.device.name}, casts included")
+            if unknown:
+                notes.append(f"{unknown} pinned passes have no measured time and do not count")
+        else:
+            notes.append(
+                f"by accuracy only: no times were measured on {self.profile.device.name}, "
+                "so min_speedup does not apply"
+            )
+        delta = se = None
+        without = sum(c.loss is None for c in switched)
+        if not self.facts.loss:
+            notes.append("the loss was not estimated, so max_loss_increase does not apply")
+        elif without:
+            notes.append(f"the loss was not estimated for {without} passes")
+        else:
+            changes = [c.loss for c in switched if c.loss is not None]
+            delta = math.fsum(change.delta_ne for change in changes)
+            se = math.sqrt(math.fsum(change.se**2 for change in changes))
+            notes.append("changes of the loss are added over passes")
+        return Predicted(saved_us=saved_us, delta_ne=delta, se=se, note="; ".join(notes))
+
+
+def _spent(pinned: list[Candidate]) -> Grant:
+    changes = [c.loss for c in pinned if c.loss is not None]
+    return (
+        math.fsum(max(0.0, change.delta_ne) for change in changes),
+        math.sqrt(math.fsum(change.se**2 for change in changes)),
+    )
+
+
+def _grant(selection: Selection, unit: int) -> Grant | None:
+    return None if selection.grants is None else selection.grants[unit]
+
+
+def _choice(verdict: Verdict) -> Choice:
+    pick = verdict.pick
+    if pick is None:
+        bf16 = kernel(HIGH_PRECISION)
+        spec_a, spec_b = bf16.operands(verdict.site.problem(verdict.pass_))
+        reason = bf16_reason(verdict)
+        return Choice(m_below=None, kernel=bf16.name, spec_a=spec_a, spec_b=spec_b, reason=reason)
+    return Choice(
+        m_below=None,
+        kernel=pick.kernel.name,
+        spec_a=pick.spec_a,
+        spec_b=pick.spec_b,
+        reason=chosen_reason(verdict, pick),
+    )
+
+
+def _rejected(verdict: Verdict) -> list[Rejected]:
+    return [
+        Rejected(
+            site=verdict.site.name,
+            pass_=verdict.pass_,
+            kernel=c.kernel.name,
+            spec_a=c.spec_a.recipe_key,
+            spec_b=c.spec_b.recipe_key,
+            reason=rejected_reason(verdict, c),
+        )
+        for c in verdict.candidates
+        if c is not verdict.pick
+    ]

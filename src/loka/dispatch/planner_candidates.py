@@ -1,0 +1,206 @@
+"""Candidates: every kernel and gradient format for one pass of one site, and what speaks against each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from loka.dispatch.planner_facts import Facts, LossChange, MeasuredError, ProductTime
+from loka.kernels import HIGH_PRECISION, KERNELS, Kernel
+from loka.vocab import (
+    Accumulation,
+    Device,
+    Format,
+    GemmProblem,
+    Granularity,
+    OperandSpec,
+    Pass,
+    Requirement,
+    Site,
+)
+
+__all__ = ["Candidate", "candidates_of", "coarseness", "narrow_reason", "pass_problem"]
+
+MAX_SATURATION = 1e-4  # share of elements beyond the format's range; above it a static scale is too small
+NARROW = 16  # below this many features a product has nothing to gain, and its few outputs carry the loss
+
+_ORDER = {
+    Granularity.TENSORWISE: 0,
+    Granularity.ROWWISE: 1,
+    Granularity.BLOCKWISE_128X128: 2,
+    Granularity.BLOCKWISE_1X128: 3,
+    Granularity.MX_1X32: 4,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to run one pass of one site.
+
+    Attributes:
+        kernel: The kernel.
+        problem: The product at the M the profile saw.
+        spec_a: How operand A is cast.
+        spec_b: How operand B is cast.
+        error: Its measured error; None where it was not measured.
+        loss: What switching does to the loss; None where it was not estimated.
+        product_us: Time of the product; None where it, its casts or bf16 were not measured.
+        fault: Why it cannot be taken whatever is required; empty when it can.
+        gate: Why the requirement refuses it; empty when it passes.
+    """
+
+    kernel: Kernel
+    problem: GemmProblem
+    spec_a: OperandSpec
+    spec_b: OperandSpec
+    error: MeasuredError | None
+    loss: LossChange | None
+    product_us: float | None
+    fault: str
+    gate: str
+
+    @property
+    def passes(self) -> bool:
+        """True when neither facts nor gates speak against it."""
+        return not self.fault and not self.gate
+
+    @property
+    def label(self) -> str:
+        """The kernel, with the gradient's format where that is not E4M3."""
+        return self.kernel.name + ("" if self.spec_a.format is Format.E4M3 else f" ({self.spec_a.format})")
+
+
+def pass_problem(site: Site, pass_: Pass, a_format: Format = Format.E4M3) -> GemmProblem:
+    """The product of a pass at the M that was seen, with a format for its operand A."""
+    problem = site.problem(pass_)
+    return problem if a_format is problem.a_format else replace(problem, a_format=a_format)
+
+
+def candidates_of(
+    site: Site, pass_: Pass, *, facts: Facts, device: Device, requirement: Requirement
+) -> list[Candidate]:
+    """Every FP8 candidate of a pass, in the registry's order, E4M3 before E5M2.
+
+    A kernel that refuses both gradient formats for one reason is listed once.
+    """
+    formats = (Format.E4M3,) if pass_ is Pass.FWD else (Format.E4M3, Format.E5M2)
+    problems = [pass_problem(site, pass_, a_format) for a_format in formats]
+    found: list[Candidate] = []
+    for kernel in KERNELS.values():
+        if kernel.name == HIGH_PRECISION:
+            continue
+        refused: set[str] = set()
+        for problem in problems:
+            support = kernel.supports(problem, device)
+            if not support and support.reason in refused:
+                continue
+            if not support:
+                refused.add(support.reason)
+            found.append(_candidate(site, kernel, problem, support.reason, facts, device, requirement))
+    return found
+
+
+def _candidate(
+    site: Site,
+    kernel: Kernel,
+    problem: GemmProblem,
+    unsupported: str,
+    facts: Facts,
+    device: Device,
+    requirement: Requirement,
+) -> Candidate:
+    a, b = kernel.operands(problem)
+    error = facts.error(site.name, problem.pass_, a, b, kernel.accumulation)
+    timed = facts.product(problem, kernel.name)
+    fault = unsupported or _fault(kernel, error, device, timed=facts.timed)
+    no_time = _time_fault(site, problem, a, b, timed, facts) if facts.timed and not unsupported else ""
+    return Candidate(
+        kernel=kernel,
+        problem=problem,
+        spec_a=a,
+        spec_b=b,
+        error=error,
+        loss=facts.loss_change(site.name, problem.pass_, a, b),
+        product_us=None if timed is None or no_time else timed.p50_us,
+        fault=fault or no_time or _unvetted(timed),
+        gate=_gate(kernel, error, requirement),
+    )
+
+
+def _fault(kernel: Kernel, error: MeasuredError | None, device: Device, *, timed: bool) -> str:
+    if kernel.emulated and (timed or device.type != "cpu"):
+        return "emulated: nothing is faster for it; a pin can ask for it"
+    return "no measured error" if error is None else ""
+
+
+def _unvetted(timed: ProductTime | None) -> str:
+    return "its output was not vetted" if timed is not None and not timed.vetted else ""
+
+
+def _time_fault(
+    site: Site,
+    problem: GemmProblem,
+    a: OperandSpec,
+    b: OperandSpec,
+    timed: ProductTime | None,
+    facts: Facts,
+) -> str:
+    if timed is None:
+        return "no measured time"
+    if facts.bf16_us(problem) is None:
+        return "no measured bf16 time to compare with"
+    for spec, shape, weight in operand_tensors(site, problem.pass_, a, b):
+        if facts.casts.time_us(*shape, frozenset((spec,)), weight=weight) is None:
+            return f"no measured cast of {shape[0]}x{shape[1]} to {spec}"
+    return ""
+
+
+def operand_tensors(
+    site: Site, pass_: Pass, a: OperandSpec, b: OperandSpec
+) -> list[tuple[OperandSpec, tuple[int, int], bool]]:
+    """(spec, shape of the tensor that is cast, whether it is the weight) for both operands of a pass."""
+    x, w, g = (site.rows, site.k), (site.n, site.k), (site.rows, site.n)
+    if pass_ is Pass.FWD:
+        return [(a, x, False), (b, w, True)]
+    if pass_ is Pass.DGRAD:
+        return [(a, g, False), (b, w, True)]
+    return [(a, g, False), (b, x, False)]
+
+
+def _gate(kernel: Kernel, error: MeasuredError | None, requirement: Requirement) -> str:
+    for pattern in requirement.deny:
+        if fnmatchcase(kernel.name, pattern):
+            return f"denied by `{pattern}`"
+    if requirement.allow and not any(fnmatchcase(kernel.name, pattern) for pattern in requirement.allow):
+        return "not among those allowed"
+    if error is None:
+        return ""
+    # Written so that a NaN never passes.
+    if not error.sqnr_db_low >= requirement.min_sqnr_db:
+        return f"sqnr {error.sqnr_db_low:.1f} dB < {requirement.min_sqnr_db:.1f}"
+    if not error.row_p99 <= requirement.max_row_error_p99:
+        return f"row error p99 {error.row_p99:.3g} > {requirement.max_row_error_p99:.3g}"
+    if not error.saturation <= MAX_SATURATION:
+        return f"saturation {error.saturation:.1e} > {MAX_SATURATION:.0e}"
+    return ""
+
+
+def narrow_reason(site: Site) -> str:
+    """Why a narrow site stays in bf16; empty where it is wide enough."""
+    for word, value in (("N", site.n), ("K", site.k)):
+        if value < NARROW:
+            return f"{word}={value} < {NARROW}: narrow products stay in bf16"
+    return ""
+
+
+def coarseness(candidate: Candidate, *, prefer_emulated: bool) -> tuple[int, int, bool, bool, bool, str]:
+    """Sorts the coarsest recipe first; then E4M3, the kernel the machine can honour, exact sums, the name."""
+    a, b = _ORDER[candidate.spec_a.granularity], _ORDER[candidate.spec_b.granularity]
+    return (
+        max(a, b),
+        a + b,
+        candidate.spec_a.format is not Format.E4M3,
+        candidate.kernel.emulated is not prefer_emulated,
+        candidate.kernel.accumulation is not Accumulation.EXACT,
+        candidate.kernel.name,
+    )

@@ -1,0 +1,186 @@
+"""Options of one site by measured time: combinations over its three passes, each shared cast counted once.
+
+Three tensors are cast: x for fwd and wgrad, w for fwd and dgrad, g for dgrad and wgrad. Two uses with an
+equal spec share one cast, and a set of specs made in one call may be cheaper than the sum. Autocast's own cast
+of a weight to bf16 is not credited to FP8, so a saving is never overstated by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loka.dispatch.planner_budget import Option
+from loka.dispatch.planner_candidates import Candidate, operand_tensors, pass_problem
+from loka.dispatch.planner_facts import Facts
+from loka.vocab import OperandSpec, Pass, Site
+
+__all__ = ["SiteTime", "alone_us", "site_time", "time_options"]
+
+Picks = tuple[Candidate | None, Candidate | None, Candidate | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SiteTime:
+    """What the switched passes of a site take, once.
+
+    Attributes:
+        bf16_us: In bf16.
+        planned_us: As picked, casts included.
+        unknown: Switched passes without a measured time; they count on neither side.
+    """
+
+    bf16_us: float
+    planned_us: float
+    unknown: int
+
+    @property
+    def speedup(self) -> float:
+        """bf16 over planned; infinite where the plan takes no measured time."""
+        return self.bf16_us / self.planned_us if self.planned_us > 0 else math.inf
+
+
+def site_time(site: Site, picks: Picks, facts: Facts) -> SiteTime:
+    """Time of the picked passes of a site; None picks stay in bf16 and do not count."""
+    bf16 = planned = 0.0
+    unknown = 0
+    specs: dict[tuple[str, tuple[int, int], bool], set[OperandSpec]] = {}
+    for pass_, pick in zip(Pass, picks, strict=True):
+        if pick is None:
+            continue
+        base = facts.bf16_us(pick.problem)
+        if base is None or pick.product_us is None:
+            unknown += 1
+            continue
+        bf16 += base
+        planned += pick.product_us
+        for key, spec in _tensors(site, pass_, pick):
+            specs.setdefault(key, set()).add(spec)
+    for (_, shape, weight), wanted in specs.items():
+        cast_us = facts.casts.time_us(*shape, frozenset(wanted), weight=weight)
+        planned += cast_us or 0.0
+    return SiteTime(bf16, planned, unknown)
+
+
+_TENSOR_NAMES = {Pass.FWD: ("x", "w"), Pass.DGRAD: ("g", "w"), Pass.WGRAD: ("g", "x")}
+
+
+def _tensors(
+    site: Site, pass_: Pass, pick: Candidate
+) -> list[tuple[tuple[str, tuple[int, int], bool], OperandSpec]]:
+    found = operand_tensors(site, pass_, pick.spec_a, pick.spec_b)
+    names = _TENSOR_NAMES[pass_]
+    # The name keeps x apart from g where N = K, and from w where M = N.
+    return [((name, shape, weight), spec) for name, (spec, shape, weight) in zip(names, found, strict=True)]
+
+
+def alone_us(site: Site, pass_: Pass, candidate: Candidate, facts: Facts) -> SiteTime:
+    """The time of one candidate when nothing shares its casts."""
+    picks = tuple(candidate if p is pass_ else None for p in Pass)
+    return site_time(site, (picks[0], picks[1], picks[2]), facts)
+
+
+def time_options(
+    site: Site,
+    choices: Sequence[Sequence[Candidate | None]],
+    *,
+    facts: Facts,
+    min_speedup: float | None,
+    gated_only: bool,
+) -> list[Option]:
+    """Every combination that can be taken, the preferred first.
+
+    With `min_speedup`, value is the time saved over the combination in which only pinned passes are switched.
+    Without, FP8 was asked for by accuracy alone: value is the FLOPs in FP8, and time decides between equals.
+
+    Args:
+        site: The site.
+        choices: For each pass what may run: candidates and None for bf16; one entry where it is pinned.
+        facts: The profile.
+        min_speedup: Least bf16 time over planned time of what is switched, casts included.
+        gated_only: Leave out what the gates refuse (when no limit on the loss needs the whole sequence).
+    """
+    pinned = tuple(options[0] if len(options) == 1 else None for options in choices)
+    base = site_time(site, (pinned[0], pinned[1], pinned[2]), facts)
+    lists = [_fastest(options, gated_only) if len(options) > 1 else list(options) for options in choices]
+    casts = _CastCosts(site, facts)
+    ranked: list[tuple[float, float, Option]] = []
+    bf16 = [facts.bf16_us(pass_problem(site, pass_)) or 0.0 for pass_ in Pass]
+    flops = float(site.flops)
+    for f in lists[0]:
+        for d in lists[1]:
+            shared_w = casts.cost("w", f, d)
+            for w in lists[2]:
+                free = [c for c, p in zip((f, d, w), pinned, strict=True) if c is not None and c is not p]
+                if not free:
+                    continue
+                spent = shared_w + casts.cost("x", f, w) + casts.cost("g", d, w)
+                spent += sum(c.product_us or 0.0 for c in (f, d, w) if c is not None)
+                over = spent - base.planned_us
+                before = sum(bf16[_INDEX[c.problem.pass_]] for c in free)
+                saving = (before - over) * site.calls
+                value = saving if min_speedup is not None else flops * len(free)
+                if not value > 0:
+                    continue
+                fast_enough = min_speedup is None or before >= min_speedup * over
+                option = Option(
+                    picks=tuple(free),
+                    value=value,
+                    delta=math.fsum(max(0.0, c.loss.delta_ne) for c in free if c.loss is not None),
+                    se=math.sqrt(math.fsum(c.loss.se**2 for c in free if c.loss is not None)),
+                    allowed=fast_enough and all(c.passes for c in free),
+                )
+                ranked.append((-value, over, option))
+    ranked.sort(key=lambda item: item[:2])
+    return [option for _, _, option in ranked]
+
+
+_INDEX = {pass_: index for index, pass_ in enumerate(Pass)}
+
+
+def _fastest(options: Sequence[Candidate | None], gated_only: bool) -> list[Candidate | None]:
+    """None, and for each pair of specs the fastest candidate of all and the fastest that passes.
+
+    Equal specs have equal casts and an equal change of the loss, so no other one can be better.
+    """
+    best: dict[tuple[OperandSpec, OperandSpec, bool], Candidate] = {}
+    for candidate in options:
+        if candidate is None or candidate.fault or candidate.product_us is None:
+            continue
+        for passing in (False, True):
+            if (passing and not candidate.passes) or (gated_only and not passing):
+                continue
+            key = (candidate.spec_a, candidate.spec_b, passing)
+            if key not in best or candidate.product_us < (best[key].product_us or 0.0):
+                best[key] = candidate
+    unique = {id(c): c for c in best.values()}
+    return [None, *unique.values()]
+
+
+class _CastCosts:
+    """Time of casting one tensor for two passes, remembered by the pair of specs."""
+
+    def __init__(self, site: Site, facts: Facts) -> None:
+        self._site = site
+        self._facts = facts
+        self._known: dict[tuple[str, OperandSpec | None, OperandSpec | None], float] = {}
+
+    def cost(self, tensor: str, first: Candidate | None, second: Candidate | None) -> float:
+        a, b = _spec_of(tensor, first), _spec_of(tensor, second)
+        key = (tensor, a, b)
+        if key not in self._known:
+            site = self._site
+            shapes = {"x": (site.rows, site.k), "w": (site.n, site.k), "g": (site.rows, site.n)}
+            specs = frozenset(spec for spec in (a, b) if spec is not None)
+            time_us = self._facts.casts.time_us(*shapes[tensor], specs, weight=tensor == "w")
+            self._known[key] = time_us or 0.0
+        return self._known[key]
+
+
+def _spec_of(tensor: str, candidate: Candidate | None) -> OperandSpec | None:
+    # A pinned candidate without a measured time counts on neither side, its casts included.
+    if candidate is None or candidate.product_us is None:
+        return None
+    names = _TENSOR_NAMES[candidate.problem.pass_]
+    return candidate.spec_a if tensor == names[0] else candidate.spec_b
