@@ -16,7 +16,7 @@ SCHEMA = Schema(("d0", "d1"), (FieldSchema("one", 1000), FieldSchema("many", 100
 
 
 class CountingSource(BlockSource):
-    """Row r: dense (r, -r), one id r % 1000, r % 4 ids of r % 1000, labels (r % 2, r % 3 == 0), weight r / 2."""
+    """Row r: dense (r, -r), id r % 1000 once and r % 4 times, labels (r % 2, r % 3 == 0), weight r / 2."""
 
     def __init__(self, block_sizes):
         super().__init__("counting", SCHEMA, on_bad_row=OnBadRow.ERROR)

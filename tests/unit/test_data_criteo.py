@@ -1,4 +1,4 @@
-"""The Criteo reader against a plain one that splits lines, and on everything that can be wrong with a file."""
+"""The Criteo reader against a plain one that splits lines, and on all that can be wrong with a file."""
 
 import gzip
 import math

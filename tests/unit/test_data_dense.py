@@ -20,7 +20,7 @@ def test_log1p_is_odd_and_raw_is_raw():
 
 def test_standardization_in_parts_is_that_of_the_whole():
     rng = np.random.default_rng(0)
-    x = (rng.lognormal(size=(1000, 3)) + [1e4, 0, 5]).astype(np.float32)
+    x = (rng.lognormal(size=(1000, 3)) + np.array([1e4, 0, 5])).astype(np.float32)
     x[:, 2] = 5
     fitted = Standardization.fit((x[:1], x[1:1], x[1:400], x[400:]), 3)
     wide = x.astype(np.float64)

@@ -32,7 +32,7 @@ _WORDS: dict[Callable[[str], Any], str] = {
     DenseTransform: "log1p or raw",
 }
 _OPTIONS: dict[str, dict[str, Callable[[str], Any]]] = {
-    "synthetic": {"rows": int, "seed": int, "variant": str, "ctr": float},
+    "synthetic": {"rows": int, "seed": int, "variant": str, "ctr": float, "tasks": int},
     "adult": {},
     "criteo": {"cardinality": int, "transform": DenseTransform},
     "parquet": {
@@ -50,7 +50,6 @@ _OPTIONS: dict[str, dict[str, Callable[[str], Any]]] = {
 }
 SOURCE_KINDS = tuple(_OPTIONS)
 _NO_PATH = ("synthetic",)
-_SYNTHETIC_ROWS = 200_000
 _HINT = f"kinds: {', '.join(SOURCE_KINDS)}; write `KIND:PATH?option=value`"
 
 
@@ -86,7 +85,7 @@ def _open(kind: str, path: str, options: Mapping[str, Any], on_bad_row: OnBadRow
     if kind == "synthetic":
         from loka.recsys.data.synthetic import SyntheticSource
 
-        return SyntheticSource(**{"rows": _SYNTHETIC_ROWS, **options})
+        return SyntheticSource(**options)
     if kind == "adult":
         from loka.recsys.data.adult import AdultSource
 
