@@ -9,7 +9,7 @@ from loka.artifacts.plan import Choice, Override, Plan, Predicted, Rejected, Sit
 from loka.artifacts.profile import Profile
 from loka.artifacts.records import check_columns
 from loka.dispatch.planner_budget import Grant, Option, Selection, select
-from loka.dispatch.planner_candidates import Candidate, candidates_of, coarseness, narrow_reason
+from loka.dispatch.planner_candidates import Candidate, Candidates, coarseness, narrow_reason
 from loka.dispatch.planner_facts import Facts, LossChange
 from loka.dispatch.planner_pins import Pin, Pins, resolve_pins
 from loka.dispatch.planner_reasons import Verdict, bf16_reason, chosen_reason, rejected_reason
@@ -91,13 +91,8 @@ class _Planning:
         self.sites = [site for site in facts.sites if site.plannable]
         # Without an estimate the loss cannot gate: it is reported as "not estimated".
         self.limit = requirement.max_loss_increase if facts.loss else None
-        self.candidates = {
-            (site.name, pass_): candidates_of(
-                site, pass_, facts=facts, device=profile.device, requirement=requirement
-            )
-            for site in self.sites
-            for pass_ in Pass
-        }
+        made = Candidates(facts, profile.device, requirement)
+        self.candidates = {(site.name, pass_): made.of(site, pass_) for site in self.sites for pass_ in Pass}
 
     def plan(self, pins: Pins) -> Plan:
         sites = [self._site_planning(site, pins) for site in self.sites]

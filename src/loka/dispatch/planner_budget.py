@@ -2,10 +2,10 @@
 
 That is decision 10. A unit is what is switched together; each of its options has a predicted change of the
 loss (delta, se) and a value (time saved, or FLOPs). The order in which budget is *granted* is built from
-measured facts only, never from the requirement: best value per predicted loss first, along the concave hull of each
-unit's options. A requirement then (1) gets the longest prefix of grants whose summed delta plus 1.64 combined
-standard errors stays within its limit and (2) takes, at each unit, its best option among those that it
-allows and whose delta and se were granted. A lower limit gives a shorter prefix and a stricter gate fewer
+measured facts only, never from the requirement: best value per predicted loss first, along the concave hull
+of each unit's options. A requirement then (1) gets the longest prefix of grants whose summed delta plus 1.64
+combined standard errors stays within its limit and (2) takes, at each unit, its best option among those that
+it allows and whose delta and se were granted. A lower limit gives a shorter prefix and a stricter gate fewer
 options: both can only lower the value. That is why a stricter requirement never predicts a faster plan.
 
 One switch larger than the whole limit would end the prefix at once. So the sequence is also built with only

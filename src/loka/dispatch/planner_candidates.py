@@ -19,7 +19,7 @@ from loka.vocab import (
     Site,
 )
 
-__all__ = ["Candidate", "candidates_of", "coarseness", "narrow_reason", "pass_problem"]
+__all__ = ["Candidate", "Candidates", "coarseness", "narrow_reason", "pass_problem"]
 
 MAX_SATURATION = 1e-4  # share of elements beyond the format's range; above it a static scale is too small
 NARROW = 16  # below this many features a product has nothing to gain, and its few outputs carry the loss
@@ -76,61 +76,93 @@ def pass_problem(site: Site, pass_: Pass, a_format: Format = Format.E4M3) -> Gem
     return problem if a_format is problem.a_format else replace(problem, a_format=a_format)
 
 
-def candidates_of(
-    site: Site, pass_: Pass, *, facts: Facts, device: Device, requirement: Requirement
-) -> list[Candidate]:
-    """Every FP8 candidate of a pass, in the registry's order, E4M3 before E5M2.
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What one kernel says about one product whatever the site: shared by every site of the same shape."""
 
-    A kernel that refuses both gradient formats for one reason is listed once.
-    """
-    formats = (Format.E4M3,) if pass_ is Pass.FWD else (Format.E4M3, Format.E5M2)
-    problems = [pass_problem(site, pass_, a_format) for a_format in formats]
-    found: list[Candidate] = []
-    for kernel in KERNELS.values():
-        if kernel.name == HIGH_PRECISION:
-            continue
-        refused: set[str] = set()
-        for problem in problems:
-            support = kernel.supports(problem, device)
-            if not support and support.reason in refused:
+    kernel: Kernel
+    problem: GemmProblem
+    spec_a: OperandSpec
+    spec_b: OperandSpec
+    keys: tuple[str, str, str]
+    product_us: float | None
+    fault: str
+    gate: str
+
+
+class Candidates:
+    """Makes the candidates of every site; sites of one shape share what does not depend on data."""
+
+    def __init__(self, facts: Facts, device: Device, requirement: Requirement) -> None:
+        self._facts = facts
+        self._device = device
+        self._requirement = requirement
+        self._shapes: dict[tuple[int, int, int, bool, Pass], list[_Shape]] = {}
+
+    def of(self, site: Site, pass_: Pass) -> list[Candidate]:
+        """Every FP8 candidate of a pass, in the registry's order, E4M3 before E5M2.
+
+        A kernel that refuses both gradient formats for one reason is listed once.
+        """
+        key = (site.rows, site.n, site.k, site.bias, pass_)
+        if key not in self._shapes:
+            self._shapes[key] = self._shapes_of(site, pass_)
+        return [self._candidate(site.name, shape) for shape in self._shapes[key]]
+
+    def _candidate(self, site: str, shape: _Shape) -> Candidate:
+        a, b, accumulation = shape.keys
+        pass_ = shape.problem.pass_
+        error = self._facts.errors.get((site, pass_, a, b, accumulation))
+        return Candidate(
+            kernel=shape.kernel,
+            problem=shape.problem,
+            spec_a=shape.spec_a,
+            spec_b=shape.spec_b,
+            error=error,
+            loss=self._facts.loss.get((site, pass_, a, b)),
+            product_us=shape.product_us,
+            fault=shape.fault or ("no measured error" if error is None else ""),
+            gate=shape.gate or _error_gate(error, self._requirement),
+        )
+
+    def _shapes_of(self, site: Site, pass_: Pass) -> list[_Shape]:
+        formats = (Format.E4M3,) if pass_ is Pass.FWD else (Format.E4M3, Format.E5M2)
+        problems = [pass_problem(site, pass_, a_format) for a_format in formats]
+        found: list[_Shape] = []
+        for kernel in KERNELS.values():
+            if kernel.name == HIGH_PRECISION:
                 continue
-            if not support:
-                refused.add(support.reason)
-            found.append(_candidate(site, kernel, problem, support.reason, facts, device, requirement))
-    return found
+            refused: set[str] = set()
+            for problem in problems:
+                support = kernel.supports(problem, self._device)
+                if support or support.reason not in refused:
+                    found.append(self._shape(site, kernel, problem, support.reason))
+                if not support:
+                    refused.add(support.reason)
+        return found
+
+    def _shape(self, site: Site, kernel: Kernel, problem: GemmProblem, unsupported: str) -> _Shape:
+        facts = self._facts
+        a, b = kernel.operands(problem)
+        timed = facts.product(problem, kernel.name)
+        no_time = _time_fault(site, problem, a, b, timed, facts) if facts.timed and not unsupported else ""
+        fault = unsupported or _emulated_fault(kernel, self._device, timed=facts.timed)
+        return _Shape(
+            kernel=kernel,
+            problem=problem,
+            spec_a=a,
+            spec_b=b,
+            keys=(a.recipe_key, b.recipe_key, str(kernel.accumulation)),
+            product_us=None if timed is None or no_time else timed.p50_us,
+            fault=fault or no_time or _unvetted(timed),
+            gate=_name_gate(kernel.name, self._requirement),
+        )
 
 
-def _candidate(
-    site: Site,
-    kernel: Kernel,
-    problem: GemmProblem,
-    unsupported: str,
-    facts: Facts,
-    device: Device,
-    requirement: Requirement,
-) -> Candidate:
-    a, b = kernel.operands(problem)
-    error = facts.error(site.name, problem.pass_, a, b, kernel.accumulation)
-    timed = facts.product(problem, kernel.name)
-    fault = unsupported or _fault(kernel, error, device, timed=facts.timed)
-    no_time = _time_fault(site, problem, a, b, timed, facts) if facts.timed and not unsupported else ""
-    return Candidate(
-        kernel=kernel,
-        problem=problem,
-        spec_a=a,
-        spec_b=b,
-        error=error,
-        loss=facts.loss_change(site.name, problem.pass_, a, b),
-        product_us=None if timed is None or no_time else timed.p50_us,
-        fault=fault or no_time or _unvetted(timed),
-        gate=_gate(kernel, error, requirement),
-    )
-
-
-def _fault(kernel: Kernel, error: MeasuredError | None, device: Device, *, timed: bool) -> str:
+def _emulated_fault(kernel: Kernel, device: Device, *, timed: bool) -> str:
     if kernel.emulated and (timed or device.type != "cpu"):
         return "emulated: nothing is faster for it; a pin can ask for it"
-    return "no measured error" if error is None else ""
+    return ""
 
 
 def _unvetted(timed: ProductTime | None) -> str:
@@ -167,12 +199,16 @@ def operand_tensors(
     return [(a, g, False), (b, x, False)]
 
 
-def _gate(kernel: Kernel, error: MeasuredError | None, requirement: Requirement) -> str:
+def _name_gate(name: str, requirement: Requirement) -> str:
     for pattern in requirement.deny:
-        if fnmatchcase(kernel.name, pattern):
+        if fnmatchcase(name, pattern):
             return f"denied by `{pattern}`"
-    if requirement.allow and not any(fnmatchcase(kernel.name, pattern) for pattern in requirement.allow):
+    if requirement.allow and not any(fnmatchcase(name, pattern) for pattern in requirement.allow):
         return "not among those allowed"
+    return ""
+
+
+def _error_gate(error: MeasuredError | None, requirement: Requirement) -> str:
     if error is None:
         return ""
     # Written so that a NaN never passes.

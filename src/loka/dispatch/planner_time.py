@@ -1,8 +1,8 @@
 """Options of one site by measured time: combinations over its three passes, each shared cast counted once.
 
 Three tensors are cast: x for fwd and wgrad, w for fwd and dgrad, g for dgrad and wgrad. Two uses with an
-equal spec share one cast, and a set of specs made in one call may be cheaper than the sum. Autocast's own cast
-of a weight to bf16 is not credited to FP8, so a saving is never overstated by it.
+equal spec share one cast, and a set of specs made in one call may be cheaper than the sum. Autocast's own
+cast of a weight to bf16 is not credited to FP8, so a saving is never overstated by it.
 """
 
 from __future__ import annotations
@@ -101,42 +101,72 @@ def time_options(
         min_speedup: Least bf16 time over planned time of what is switched, casts included.
         gated_only: Leave out what the gates refuse (when no limit on the loss needs the whole sequence).
     """
-    pinned = tuple(options[0] if len(options) == 1 else None for options in choices)
+    pinned = [options[0] if len(options) == 1 else None for options in choices]
     base = site_time(site, (pinned[0], pinned[1], pinned[2]), facts)
     lists = [_fastest(options, gated_only) if len(options) > 1 else list(options) for options in choices]
+    fwd, dgrad, wgrad = (
+        [_part(site, pass_, c, facts, fixed=c is not None and c is p) for c in options]
+        for pass_, options, p in zip(Pass, lists, pinned, strict=True)
+    )
     casts = _CastCosts(site, facts)
-    ranked: list[tuple[float, float, Option]] = []
-    bf16 = [facts.bf16_us(pass_problem(site, pass_)) or 0.0 for pass_ in Pass]
+    x_us, w_us, g_us = (
+        casts.table("x", fwd, wgrad),
+        casts.table("w", fwd, dgrad),
+        casts.table("g", dgrad, wgrad),
+    )
     flops = float(site.flops)
-    for f in lists[0]:
-        for d in lists[1]:
-            shared_w = casts.cost("w", f, d)
-            for w in lists[2]:
-                free = [c for c, p in zip((f, d, w), pinned, strict=True) if c is not None and c is not p]
+    ranked: list[tuple[float, float, int, Option]] = []
+    for i, f in enumerate(fwd):
+        for j, d in enumerate(dgrad):
+            for n, w in enumerate(wgrad):
+                free = f.free + d.free + w.free
                 if not free:
                     continue
-                spent = shared_w + casts.cost("x", f, w) + casts.cost("g", d, w)
-                spent += sum(c.product_us or 0.0 for c in (f, d, w) if c is not None)
-                over = spent - base.planned_us
-                before = sum(bf16[_INDEX[c.problem.pass_]] for c in free)
+                over = f.us + d.us + w.us + w_us[i][j] + x_us[i][n] + g_us[j][n] - base.planned_us
+                before = f.bf16_us + d.bf16_us + w.bf16_us
                 saving = (before - over) * site.calls
                 value = saving if min_speedup is not None else flops * len(free)
                 if not value > 0:
                     continue
                 fast_enough = min_speedup is None or before >= min_speedup * over
                 option = Option(
-                    picks=tuple(free),
+                    picks=free,
                     value=value,
-                    delta=math.fsum(max(0.0, c.loss.delta_ne) for c in free if c.loss is not None),
-                    se=math.sqrt(math.fsum(c.loss.se**2 for c in free if c.loss is not None)),
-                    allowed=fast_enough and all(c.passes for c in free),
+                    delta=f.delta + d.delta + w.delta,
+                    se=math.sqrt(f.variance + d.variance + w.variance),
+                    allowed=fast_enough and f.passes and d.passes and w.passes,
                 )
-                ranked.append((-value, over, option))
-    ranked.sort(key=lambda item: item[:2])
-    return [option for _, _, option in ranked]
+                ranked.append((-value, over, len(ranked), option))
+    ranked.sort(key=lambda item: item[:3])
+    return [item[3] for item in ranked]
 
 
-_INDEX = {pass_: index for index, pass_ in enumerate(Pass)}
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One choice for one pass, as the sums over a site's passes need it."""
+
+    candidate: Candidate | None
+    free: tuple[Candidate, ...] = ()
+    us: float = 0.0
+    bf16_us: float = 0.0
+    delta: float = 0.0
+    variance: float = 0.0
+    passes: bool = True
+
+
+def _part(site: Site, pass_: Pass, candidate: Candidate | None, facts: Facts, *, fixed: bool) -> _Part:
+    if candidate is None or fixed:
+        return _Part(candidate, us=0.0 if candidate is None else candidate.product_us or 0.0)
+    loss = candidate.loss
+    return _Part(
+        candidate,
+        free=(candidate,),
+        us=candidate.product_us or 0.0,
+        bf16_us=facts.bf16_us(pass_problem(site, pass_)) or 0.0,
+        delta=0.0 if loss is None else max(0.0, loss.delta_ne),
+        variance=0.0 if loss is None else loss.se**2,
+        passes=candidate.passes,
+    )
 
 
 def _fastest(options: Sequence[Candidate | None], gated_only: bool) -> list[Candidate | None]:
@@ -159,23 +189,23 @@ def _fastest(options: Sequence[Candidate | None], gated_only: bool) -> list[Cand
 
 
 class _CastCosts:
-    """Time of casting one tensor for two passes, remembered by the pair of specs."""
+    """Time of casting one tensor for two passes, for every pair of choices."""
 
     def __init__(self, site: Site, facts: Facts) -> None:
-        self._site = site
+        self._shapes = {"x": (site.rows, site.k), "w": (site.n, site.k), "g": (site.rows, site.n)}
         self._facts = facts
-        self._known: dict[tuple[str, OperandSpec | None, OperandSpec | None], float] = {}
 
-    def cost(self, tensor: str, first: Candidate | None, second: Candidate | None) -> float:
-        a, b = _spec_of(tensor, first), _spec_of(tensor, second)
-        key = (tensor, a, b)
-        if key not in self._known:
-            site = self._site
-            shapes = {"x": (site.rows, site.k), "w": (site.n, site.k), "g": (site.rows, site.n)}
-            specs = frozenset(spec for spec in (a, b) if spec is not None)
-            time_us = self._facts.casts.time_us(*shapes[tensor], specs, weight=tensor == "w")
-            self._known[key] = time_us or 0.0
-        return self._known[key]
+    def table(self, tensor: str, first: Sequence[_Part], second: Sequence[_Part]) -> list[list[float]]:
+        """Microseconds [first, second]."""
+        specs = [_spec_of(tensor, part.candidate) for part in second]
+        return [
+            [self._cost(tensor, spec_a, spec_b) for spec_b in specs]
+            for spec_a in (_spec_of(tensor, part.candidate) for part in first)
+        ]
+
+    def _cost(self, tensor: str, a: OperandSpec | None, b: OperandSpec | None) -> float:
+        specs = frozenset(spec for spec in (a, b) if spec is not None)
+        return self._facts.casts.time_us(*self._shapes[tensor], specs, weight=tensor == "w") or 0.0
 
 
 def _spec_of(tensor: str, candidate: Candidate | None) -> OperandSpec | None:
