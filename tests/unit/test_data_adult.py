@@ -70,7 +70,7 @@ def test_the_shipped_file_carries_its_attribution():
 
 
 def changed(table, name, row, value, kind=None):
-    column = table[name].to_pylist()
+    column = table[name].cast(kind).to_pylist() if kind else table[name].to_pylist()
     column[row] = value
     at = table.column_names.index(name)
     return table.set_column(at, name, pa.array(column, type=kind))
@@ -106,6 +106,9 @@ def test_files_that_are_not_adult(tmp_path, table):
         open_source(f"adult:{path}")
     pq.write_table(table.slice(0, 0), path)
     with pytest.raises(DataError, match="holds no rows"):
+        open_source(f"adult:{path}")
+    pq.write_table(changed(table.slice(0, 5), "race", 2, b"\xff", pa.binary()), path)
+    with pytest.raises(DataError, match="column `race` holds a text that is not UTF-8"):
         open_source(f"adult:{path}")
     text_age = table.slice(0, 5).set_column(0, "age", pa.array(["x"] * 5))
     pq.write_table(text_age, path)

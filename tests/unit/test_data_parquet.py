@@ -178,7 +178,10 @@ def test_files_that_are_no_parquet(tmp_path):
     (tmp_path / "text.parquet").write_text("label,price\n")
     (tmp_path / "empty.parquet").touch()
     write(tmp_path / "no_rows.parquet", {"label": pa.array([], pa.int8()), "x": pa.array([], pa.int8())})
+    twice = pa.table([pa.array([1]), pa.array([1]), pa.array([0])], names=["x", "x", "label"])
+    pq.write_table(twice, tmp_path / "twice.parquet")
     for name, message in {
+        "twice": "has two columns `x`",
         "cut": "cannot be read as Parquet",
         "text": "cannot be read as Parquet",
         "empty": "is empty",

@@ -119,7 +119,7 @@ class AdultSource(BlockSource):
     def _checked(self, piece: Piece) -> _Rows:
         n = piece.columns.num_rows
         checks = RowChecks(n)
-        income = _trimmed(piece.columns[_LABEL])
+        income = _trimmed(piece, _LABEL)
         labels = pc.is_in(income, value_set=pa.array(_POSITIVE)).to_numpy(zero_copy_only=False)
         known = pc.is_in(income, value_set=pa.array(_POSITIVE + _NEGATIVE)).to_numpy(zero_copy_only=False)
         checks.flag(
@@ -130,7 +130,7 @@ class AdultSource(BlockSource):
             column = checks.numbers(piece.columns[name], name=name, nulls_are_bad=True)
             numbers[:, d] = signed_log1p(column) if name in _LOGARITHMIC else column
         good = checks.report(self._bad_rows, first_row=piece.row, place=piece.place)
-        texts = tuple(_trimmed(piece.columns[name]).take(pa.array(good)) for name in ADULT_CATEGORIES)
+        texts = tuple(_trimmed(piece, name).take(pa.array(good)) for name in ADULT_CATEGORIES)
         return _Rows(good + piece.row, numbers[good], texts, labels[good].astype(np.float32))
 
 
@@ -157,5 +157,10 @@ def _check_columns(path: Path) -> None:
         raise DataError(f"{path}: holds no rows", hint="was it written to the end?")
 
 
-def _trimmed(column: pa.Array) -> pa.Array:
-    return pc.utf8_trim_whitespace(column.cast(pa.string()))
+def _trimmed(piece: Piece, name: str) -> pa.Array:
+    try:
+        return pc.utf8_trim_whitespace(piece.columns[name].cast(pa.string()))
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"{piece.path}: column `{name}` holds a text that is not UTF-8", hint="write it anew as UTF-8"
+        ) from error

@@ -32,10 +32,12 @@ class BadRows:
 
     Args:
         policy: Raise or count.
+        hint: What to do about a bad row that has no hint of its own.
     """
 
-    def __init__(self, policy: OnBadRow) -> None:
+    def __init__(self, policy: OnBadRow, *, hint: str = _SKIP_HINT) -> None:
         self.policy = policy
+        self._hint = hint
         self._counts: dict[str, int] = {}
         self._next_row = 0
 
@@ -56,7 +58,7 @@ class BadRows:
             DataError: under OnBadRow.ERROR.
         """
         if self.policy is OnBadRow.ERROR:
-            raise DataError(f"{place}: {bad.what}", hint=bad.hint or _SKIP_HINT)
+            raise DataError(f"{place}: {bad.what}", hint=bad.hint or self._hint)
         # A later pass, or one of another split, meets the same rows again: only rows further on are new.
         if row >= self._next_row:
             self._counts[bad.reason] = self._counts.get(bad.reason, 0) + 1

@@ -84,7 +84,7 @@ def read_small_table(
         path,
         parse=DelimitedParser(names, types, delimiter=delimiter),
         diagnose=lambda line: None,
-        bad_rows=BadRows(OnBadRow.ERROR),
+        bad_rows=BadRows(OnBadRow.ERROR, hint="mend the table: no row can be read without it"),
         header_lines=1,
     )
     table = pa.concat_tables([part for _, part in reader.read()]).combine_chunks()

@@ -56,7 +56,7 @@ _MAX_GENRES = 32
 
 
 class MovieLensSource(BlockSource):
-    """Ratings by timestamp. The ratings are held in memory, 60 bytes each; features are made block by block.
+    """Ratings by timestamp; they are held in memory, about 80 bytes each, features are made block by block.
 
     Args:
         path: The directory of the three files, or the `.inter` file.

@@ -247,6 +247,9 @@ def _roles(
     weight: str | None,
 ) -> _Roles:
     named = {"label": label, "dense": dense, "ids": ids, "drop": drop, "weight": [weight] if weight else []}
+    if len(set(columns.names)) < len(columns.names):
+        twice = sorted({name for name in columns.names if columns.names.count(name) > 1})
+        raise DataError(f"{path}: has two columns `{twice[0]}`", hint="rename one of them")
     role_of: dict[str, str] = {}
     for role, names in named.items():
         for name in names:
