@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_recsys import TinyModel, TinySource
+from tiny_recsys import TinyModel, TinySource, one_thread  # noqa: F401 (an autouse fixture)
 from torch import nn
 
 from loka.errors import UnknownNameError, UsageError

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tiny_recsys import TinyModel, TinySource
+from tiny_recsys import TinyModel, TinySource, one_thread  # noqa: F401 (an autouse fixture)
 from torch import nn
 
 from loka.errors import DataError, UsageError
@@ -63,9 +63,11 @@ def test_training_equals_a_loop_written_out() -> None:
     )
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", list(ComputeDtype))
-def test_two_runs_with_one_seed_are_bitwise_equal(dtype: ComputeDtype) -> None:
-    config = dataclasses.replace(CONFIG, dtype=dtype, epochs=2)
+def test_two_runs_with_one_seed_are_bitwise_equal(dtype: ComputeDtype, threads: int) -> None:
+    torch.set_num_threads(threads)
+    config = dataclasses.replace(CONFIG, dtype=dtype, epochs=2, max_rows=420 // threads)
     models = [TinyModel(), TinyModel(), TinyModel()]
     for model, seed in zip(models, (3, 3, 4), strict=True):
         torch.manual_seed(seed * 17 + len(models))  # the caller's generator must not matter

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from tiny_recsys import TinyModel, TinySource
+from tiny_recsys import TinyModel, TinySource, one_thread  # noqa: F401 (an autouse fixture)
 from torch import Tensor
 
 from loka.errors import ArtifactError, UsageError
@@ -239,7 +239,9 @@ def test_training_works_outside_the_main_thread() -> None:
 
 CHILD = """
 import os, signal, sys
+import torch
 from pathlib import Path
+torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[1])
 from tiny_recsys import TinyModel, TinySource
 from test_trainer_resume import CONFIG

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +12,15 @@ from loka.recsys.batch import Batch, FieldSchema, Ids, Schema
 from loka.recsys.source import Split
 
 SCHEMA = Schema(("x0", "x1", "x2"), (FieldSchema("user", 40), FieldSchema("items", 60, max_length=3)))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """For test modules that import it: on models this small a second thread only waits for the first."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 class TinyModel(nn.Module):
