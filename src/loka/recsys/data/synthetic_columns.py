@@ -2,8 +2,8 @@
 
 Users and items belong to one of 8 latent clusters. A row's user and item are Zipf draws; with a fixed
 probability the item, the query's words and the history's items are exchanged for ones of the user's cluster,
-the tags for ones of the item's. Attributes (region, brand, ...) are fixed functions of the user or item, drawn
-the same way. Ids are 1 + permutation(rank); 0 means missing.
+the tags for ones of the item's. Attributes (region, brand, ...) are fixed functions of the user or item, and
+drawn the same way. Ids are 1 + permutation(rank); 0 means missing.
 
 Shapes: B rows, D dense features, F id fields.
 """
@@ -155,6 +155,10 @@ class Columns:
             self.id_of[spec.name], self.cluster_of[spec.name] = id_of, cluster_of
         self.attribute = {s.name: self._attribute(s) for s in FIELDS if s.of}
         self.user_latent = self._user_latent()
+        self.dense = torch.tensor(
+            [(s.mu, s.sigma, s.loading, s.largest, s.zero * 2**32, (1 - s.missing) * 2**32) for s in DENSE],
+            dtype=torch.float64,
+        ).T
 
     def _attribute(self, spec: FieldSpec) -> Tensor:
         """The attribute of every user or item by its id; int64 [cardinality of `spec.of`]."""
@@ -175,7 +179,7 @@ class Columns:
             zipf.table = zipf.table.to(device)
         for tables in (self.id_of, self.cluster_of, self.attribute):
             tables.update({name: table.to(device) for name, table in tables.items()})
-        self.user_latent = self.user_latent.to(device)
+        self.user_latent, self.dense = self.user_latent.to(device), self.dense.to(device)
         return self
 
     def _one(self, spec: FieldSpec, counter: Tensor, cluster: Tensor | None) -> Tensor:
@@ -208,15 +212,9 @@ class Columns:
         place = torch.arange(len(DENSE), device=rows.device)
         fate = bits(rows[:, None], self._key("dense:fate"), position=place) & _LOW32
         latent = self.user_latent[user]
-
-        def column(value: Callable[[DenseSpec], float]) -> Tensor:
-            return torch.tensor([value(s) for s in DENSE], dtype=torch.float64, device=rows.device)
-
-        shift = latent[:, place % LATENT] * column(lambda s: s.loading)
-        raw = torch.exp(z[:, : len(DENSE)] * column(lambda s: s.sigma) + column(lambda s: s.mu) + shift)
-        raw = torch.minimum(raw, column(lambda s: s.largest))
-        raw = raw.masked_fill(fate < column(lambda s: s.zero * 2**32), 0.0)
-        raw = raw.masked_fill(fate >= column(lambda s: (1 - s.missing) * 2**32), -1.0)
+        mu, sigma, loading, largest, zero, present = self.dense
+        raw = torch.exp(z[:, : len(DENSE)] * sigma + mu + latent[:, place % LATENT] * loading)
+        raw = torch.minimum(raw, largest).masked_fill(fate < zero, 0.0).masked_fill(fate >= present, -1.0)
         return raw, torch.log1p(raw.abs()).copysign(raw)
 
     def draw(self, rows: Tensor) -> Drawn:

@@ -3,8 +3,8 @@
 logit = b + s (linear + pairs + mlp + drift), each part of a fixed share on a fixed sample of rows:
 linear = sum_f w_f(id); pairs = sum_{f<g} <v_f(id), v_g(id)>, rank 8 (a field with several ids enters by its
 mean, one with none not at all); mlp = tanh(W x + c) . (a + A u) on the log dense features x and the user's
-latent vector u; drift = a slow wave of the item's cluster in time. s and b are solved on the same sample so that
-the Bayes NE is 0.80 and the click rate is what was asked for.
+latent vector u; drift = a slow wave of the item's cluster in time. s and b are solved on the same sample so
+that the Bayes NE is 0.80 and the click rate is what was asked for.
 
 Everything is in float64. Shapes: B rows, C ids of a field, R = 8.
 """
@@ -28,13 +28,15 @@ CONVERSION_RATE = 0.2
 RANK = 8
 HIDDEN = 16
 # Standard deviations of linear, pairs, mlp and drift, relative to one another.
-SHARES = (0.70, 0.60, 0.40, 0.12)
-# Rows in one period of the drift: seen whole within a small run, and only in a large one.
+SHARES = (0.80, 0.50, 0.30, 0.12)
+# Rows in one period of the drift: about the length of a small run, and of a large one.
 PERIODS = (2**18, 2**23)
 # The sample spans 67 million rows, so that it covers the drift; it does not depend on the length of a source.
 _SAMPLE = torch.arange(1 << 14) * 4099
 # How much of a field's weights is the cluster's; the rest is the id's own, which takes many rows to learn.
-_SHARED = {"user": 0.9, "item": 0.9, "history": 0.95, "advertiser": 0.8, "brand": 0.8, "words": 0.8}
+_SHARED = {"user": 0.95, "item": 0.95, "history": 0.95, "advertiser": 0.9, "brand": 0.9, "words": 0.9}
+# Which fields interact strongly: as in real logs, a few of all pairs carry most.
+_STRENGTH = {"user": 1.0, "segment": 1.5, "item": 1.0, "category": 1.5, "history": 1.0}
 
 
 def binary_entropy(p: Tensor) -> Tensor:
@@ -42,17 +44,33 @@ def binary_entropy(p: Tensor) -> Tensor:
     return -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p))
 
 
-def _solve(f: Callable[[float], float], low: float, high: float) -> float:
-    """The root of a rising function, by bisection."""
-    for _ in range(45):
-        middle = (low + high) / 2
-        low, high = (middle, high) if f(middle) < 0 else (low, middle)
-    return (low + high) / 2
+def _solve(f: Callable[[float], float], low: float, high: float, *, tolerance: float) -> float:
+    """A root of f between two places of opposite sign, by the Illinois method (Dowell and Jarratt 1971)."""
+    f_low, f_high = f(low), f(high)
+    for x, y in ((low, f_low), (high, f_high)):
+        if abs(y) <= tolerance:
+            return x
+    for _ in range(100):
+        if f_low == f_high:  # nothing but rounding is left
+            break
+        x = (low * f_high - high * f_low) / (f_high - f_low)
+        y = f(x)
+        if abs(y) <= tolerance:
+            return x
+        if y * f_high < 0:
+            low, f_low = high, f_high
+        else:  # the far end has not moved: halve its value, so that it will
+            f_low /= 2
+        high, f_high = x, y
+    return high
 
 
 def _intercept(t: Tensor, rate: float, weight: Tensor) -> float:
-    total = weight.sum()
-    return _solve(lambda b: float((weight * torch.sigmoid(t + b)).sum() / total) - rate, -60.0, 60.0)
+    """The b for which the weighted mean of sigmoid(t + b) is `rate`."""
+    share, logit = weight / weight.sum(), math.log(rate / (1 - rate))
+    # Where every term is below the rate, and where every term is above it.
+    low, high = logit - float(t.max()), logit - float(t.min())
+    return _solve(lambda b: float(share @ torch.sigmoid(t + b)) - rate, low, high, tolerance=1e-13)
 
 
 class Teacher:
@@ -92,6 +110,7 @@ class Teacher:
         centre = self._normals(f"{spec.name}:centre", CLUSTERS, RANK + 2)[columns.cluster_of[spec.name]]
         own = self._normals(f"{spec.name}:own", spec.cardinality, RANK + 2)
         table = shared * centre + math.sqrt(1 - shared**2) * own
+        table[:, 1 : 1 + RANK] *= _STRENGTH.get(spec.name, 0.3)
         table[0] = 0.0  # missing
         return table
 
@@ -167,7 +186,7 @@ class Teacher:
             base = binary_entropy(torch.tensor(ctr, dtype=torch.float64))
             return BAYES_NE - float(binary_entropy(p).mean() / base)
 
-        self.scale = _solve(excess, 0.0, 16.0)
+        self.scale = _solve(excess, 0.0, 8.0, tolerance=1e-11)
         self.intercept = _intercept(self.scale * t, ctr, even)
         p = torch.sigmoid(self.scale * t + self.intercept)
         self.conversion_intercept = _intercept(self._conversion_score(t, conversion), CONVERSION_RATE, p)
