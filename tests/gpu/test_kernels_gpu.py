@@ -1,0 +1,102 @@
+"""Every kernel on a GPU: errors against FP64, awkward shapes, and `supports` never says yes to what raises."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from loka.kernels import KERNELS, cast, device_of, kernel, vet
+from loka.numerics import cast_operand, product_of_operands
+from loka.vocab import Device, Format, GemmProblem, Granularity, OperandSpec, Pass, ScaleRounding
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [(1, 16, 16), (17, 32, 64), (64, 256, 320), (128, 48, 13), (512, 512, 3456), (300, 1024, 479)]
+REAL = [k.name for k in KERNELS.values() if not k.emulated]
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return device_of("cuda")
+
+
+def rows(m: int, k: int, seed: int) -> torch.Tensor:
+    return torch.randn(m, k, generator=torch.Generator().manual_seed(seed)).cuda()
+
+
+@pytest.mark.parametrize("format_", [Format.E4M3, Format.E5M2])
+@pytest.mark.parametrize("granularity", list(Granularity))
+@pytest.mark.parametrize("transposed", [False, True])
+def test_casts_are_bit_equal_to_those_of_a_cpu(
+    format_: Format, granularity: Granularity, transposed: bool
+) -> None:
+    x = torch.randn(300, 523, generator=torch.Generator().manual_seed(0))
+    x *= torch.exp2(torch.randint(-20, 20, (300, 1), generator=torch.Generator().manual_seed(1)).float())
+    x[3, 5], x[9] = float("nan"), 0.0
+    roundings = [ScaleRounding.POWER_OF_TWO]
+    if granularity is not Granularity.MX_1X32:
+        roundings.append(ScaleRounding.FP32)
+    for rounding, dtype in itertools.product(roundings, (torch.float32, torch.bfloat16)):
+        spec = OperandSpec(format_, granularity, transposed, rounding, pad=16)
+        ours, theirs = cast_operand(x.to(dtype), spec), cast_operand(x.to(dtype).cuda(), spec)
+        assert torch.equal(ours.scale, theirs.scale.cpu())
+        same = ours.values.view(torch.uint8) == theirs.values.cpu().view(torch.uint8)
+        nan = ours.values.float().isnan() & theirs.values.cpu().float().isnan()
+        assert bool((same | nan).all())
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("pass_", list(Pass))
+def test_products_against_fp64_of_the_same_operands(
+    name: str, shape: tuple[int, int, int], pass_: Pass, device: Device
+) -> None:
+    m, n, k = shape
+    grads = [Format.E4M3] if pass_ is Pass.FWD else [Format.E4M3, Format.E5M2]
+    for grad, out_dtype in itertools.product(grads, (torch.bfloat16, torch.float32)):
+        problem = GemmProblem(m, n, k, pass_, grad, Format.E4M3)
+        chosen = kernel(name)
+        if not chosen.supports(problem, device):
+            continue
+        spec_a, spec_b = chosen.operands(problem)
+        a = cast(rows(m, k, 1), (spec_a.with_transposed(False),))[0]
+        b = cast(rows(n, k, 2), (spec_b.with_transposed(False),))[0]
+        if not spec_a.is_quantized:
+            a, b = (q._replace(values=q.values.bfloat16()) for q in (a, b))
+        ref = product_of_operands(a, b, dtype=torch.float64)
+        for bias in (None, torch.randn(n, device="cuda")) if pass_ is Pass.FWD else (None,):
+            out = chosen.matmul(a, b, out_dtype=out_dtype, bias=bias)
+            want = ref if bias is None else ref + bias.double()
+            assert out.shape == (m, n)
+            assert out.dtype == out_dtype
+            worst = ((out.double() - want).norm(dim=1) / want.norm(dim=1)).max()
+            # bf16 rounds to 2^-9; fast accumulation adds up to about 1e-3 at these k on data of both signs.
+            assert worst < 8e-3
+
+
+@pytest.mark.parametrize("name", [n for n in REAL if n != "high_precision.bf16"])
+def test_vetting_passes_where_the_kernel_claims_support(name: str, device: Device) -> None:
+    for m, n, k in SHAPES:
+        for pass_ in Pass:
+            problem = GemmProblem(m, n, k, pass_)
+            if kernel(name).supports(problem, device):
+                verdict = vet(kernel(name), problem, "cuda")
+                assert verdict, (name, problem, verdict.reason)
+
+
+def test_fast_accumulation_is_biased_on_data_of_one_sign(device: Device) -> None:
+    """Published for this hardware: 9 % at k = 16,384 for fast sums of positive data, 6e-4 for exact ones."""
+    x = torch.rand(256, 16384, generator=torch.Generator().manual_seed(0)).cuda()
+    problem = GemmProblem(256, 256, 16384)
+    error = {}
+    for name in ("torch.tensorwise", "torch.tensorwise.fast"):
+        if not kernel(name).supports(problem, device):
+            pytest.skip("no tensorwise kernel here")
+        a = cast(x, (kernel(name).operands(problem)[0],))[0]
+        ref = product_of_operands(a, a, dtype=torch.float64)
+        out = kernel(name).matmul(a, a, out_dtype=torch.float32)
+        error[name] = float((out.double() - ref).norm() / ref.norm())
+    assert error["torch.tensorwise"] < 2e-3
+    assert error["torch.tensorwise.fast"] > 10 * error["torch.tensorwise"]
