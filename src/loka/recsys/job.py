@@ -7,6 +7,7 @@ the job is resumed.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,27 +16,26 @@ from typing import Any
 
 import msgspec
 
-from loka.artifacts import Plan, Profile, read_plan, read_profile, read_record, write_plan, write_record
+from loka.artifacts import Plan, Profile, read_plan, read_profile, write_plan, write_record
 from loka.dispatch import apply_plan, make_plan
-from loka.errors import ArtifactError, UsageError
 from loka.kernels import kernel
 from loka.probe import Probe
 from loka.recsys.comparison import Comparison
 from loka.recsys.coverage import coverage_of
-from loka.recsys.data import open_source
+from loka.recsys.job_check import check_job
 from loka.recsys.job_config import JobConfig
+from loka.recsys.job_folder import COMPARISON_NAME, PLAN_NAME, PROFILE_NAME, take_folder
 from loka.recsys.noise import known_noise
-from loka.recsys.observed import PROFILE_NAME, fresh_model, observed_training, write_learned
+from loka.recsys.observed import fresh_model, observed_training, write_learned
 from loka.recsys.paired import run_arm
 from loka.recsys.paired_result import JUDGED_SPLITS, ArmRun, PairedResult
 from loka.recsys.source import Source
 from loka.recsys.training_step import DivergedError
 from loka.vocab import Pass
 
-__all__ = ["BASELINE", "PLANNED", "JobResult", "run_job"]
+__all__ = ["BASELINE", "PLANNED", "JobResult", "plan_digest", "run_job"]
 
 BASELINE, PLANNED = "bf16", "planned"
-PLAN_NAME, COMPARISON_NAME, RUN_NAME = "plan.json", "comparison.json", "run.json"
 
 logger = logging.getLogger("loka")
 
@@ -76,8 +76,10 @@ def run_job(
     directory: Path,
     *,
     resume: bool = False,
+    overwrite: bool = False,
     on_ceiling: Callable[[Probe], object] | None = None,
     on_plan: Callable[[Plan], object] | None = None,
+    bar: bool | None = None,
 ) -> JobResult:
     """Do the whole main job.
 
@@ -85,45 +87,26 @@ def run_job(
         job: What to do.
         directory: Its folder; made if it does not exist, and empty unless resumed.
         resume: Go on with the job that was stopped in this folder.
+        overwrite: Delete the run in this folder first.
         on_ceiling: Told the shares of a step as soon as they are known.
         on_plan: Told the plan before the planned model is trained.
+        bar: As in `Progress`.
 
     Raises:
         UsageError: for a folder that holds something else, or another job's.
         LokaError: whatever the stages raise.
     """
-    source = open_source(job.data, on_bad_row=job.on_bad_row)
-    _take_folder(job, directory, resume=resume)
-    baseline, profile = _observe(job, source, directory, resume=resume, on_ceiling=on_ceiling)
+    source = check_job(job)
+    take_folder(directory, job.identity(), resume=resume, overwrite=overwrite)
+    baseline, profile = _observe(job, source, directory, resume=resume, on_ceiling=on_ceiling, bar=bar)
     plan = _plan(job, profile, directory, resume=resume)
     if on_plan is not None:
         on_plan(plan)
-    paired = _train_pairs(job, source, plan, baseline, directory, resume=resume)
+    paired = _train_pairs(job, source, plan, baseline, directory, resume=resume, bar=bar)
     comparison = _compare(job, source, profile, plan, paired)
     paired.write_predictions(directory)
     write_record(directory / COMPARISON_NAME, "loka.comparison", comparison.to_dict())
     return JobResult(profile, plan, comparison, paired)
-
-
-def _take_folder(job: JobConfig, directory: Path, *, resume: bool) -> None:
-    record = directory / RUN_NAME
-    if record.exists() and resume:
-        before = read_record(record, "loka.run").body
-        now = job.identity()
-        changed = [f"{k}: was {before.get(k)}, is {v}" for k, v in now.items() if before.get(k) != v]
-        if changed:
-            raise UsageError(
-                f"{directory} holds another job", lines=changed, hint="resume with the same options"
-            )
-        return
-    if directory.is_dir() and any(directory.iterdir()):
-        hint = "go on with --resume, or start over with --overwrite" if record.exists() else "use another"
-        raise UsageError(f"the folder {directory} is not empty", hint=hint)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArtifactError(f"cannot make the folder {directory}: {error.strerror}") from error
-    write_record(record, "loka.run", job.identity())
 
 
 def _observe(
@@ -133,6 +116,7 @@ def _observe(
     *,
     resume: bool,
     on_ceiling: Callable[[Probe], object] | None,
+    bar: bool | None,
 ) -> tuple[ArmRun, Profile]:
     seed = job.all_seeds[0]
     run = observed_training(
@@ -142,6 +126,7 @@ def _observe(
         arm=BASELINE,
         resume=resume,
         on_ceiling=on_ceiling,
+        bar=bar,
     )
     path = directory / PROFILE_NAME
     profile = read_profile(path) if resume and path.exists() else write_learned(run, directory)
@@ -162,10 +147,17 @@ def _plan(job: JobConfig, profile: Profile, directory: Path, *, resume: bool) ->
 
 
 def _train_pairs(
-    job: JobConfig, source: Source, plan: Plan, baseline: ArmRun, directory: Path, *, resume: bool
+    job: JobConfig,
+    source: Source,
+    plan: Plan,
+    baseline: ArmRun,
+    directory: Path,
+    *,
+    resume: bool,
+    bar: bool | None,
 ) -> PairedResult:
     runs = [baseline]
-    digest = _digest(plan)
+    digest = plan_digest(plan)
     for seed in job.all_seeds:
         for arm in (BASELINE, PLANNED):
             if (arm, seed) == (baseline.arm, baseline.seed):
@@ -182,14 +174,14 @@ def _train_pairs(
                     directory=directory / f"seed-{seed}" / arm,
                     resume=resume,
                     identity={"plan": digest} if arm == PLANNED else None,
+                    bar=bar,
                 )
             )
     return PairedResult((BASELINE, PLANNED), job.all_seeds, source.schema.tasks, tuple(runs))
 
 
-def _digest(plan: Plan) -> str:
-    import hashlib
-
+def plan_digest(plan: Plan) -> str:
+    """SHA-256 over what the plan runs at each site, in hex."""
     sites: Any = msgspec.to_builtins(plan.sites)
     return hashlib.sha256(msgspec.json.encode(sites)).hexdigest()
 

@@ -61,7 +61,8 @@ class JobConfig:
         total = self.train.rows_total(rows)
         if total is None:
             return 100
-        return max(1, min(100, total // self.train.batch_size // 10))
+        # Not every step: where its time goes is measured on one that is not observed.
+        return max(2, min(100, total // self.train.batch_size // 10))
 
     def identity(self) -> dict[str, Any]:
         """What a resumed job must share with the one that it goes on from, as plain values."""

@@ -12,22 +12,19 @@ import torch
 from loka.artifacts import Profile, write_profile, write_statistics
 from loka.probe import Probe
 from loka.recsys.job_config import JobConfig
+from loka.recsys.job_folder import PROFILE_NAME, STATISTICS_NAME
 from loka.recsys.models import RecModel, build_model, model_config
+from loka.recsys.predict import forward
 from loka.recsys.source import Source, Split
 from loka.recsys.trainer import Trainer
 from loka.recsys.training_step import StepInfo, TrainResult
 
 __all__ = [
-    "PROFILE_NAME",
-    "STATISTICS_NAME",
     "ObservedRun",
     "fresh_model",
     "observed_training",
     "write_learned",
 ]
-
-PROFILE_NAME = "profile.json"
-STATISTICS_NAME = "statistics.safetensors"
 
 logger = logging.getLogger("loka")
 
@@ -63,6 +60,7 @@ def observed_training(
     arm: str,
     resume: bool = False,
     on_ceiling: Callable[[Probe], object] | None = None,
+    bar: bool | None = None,
 ) -> ObservedRun:
     """Train the job's model on its first seed with Probe attached; Probe changes no number of it.
 
@@ -73,6 +71,7 @@ def observed_training(
         arm: Name of the run.
         resume: Go on from the checkpoint, if there is one.
         on_ceiling: Told once, as soon as the shares of a step are known.
+        bar: As in `Progress`.
     """
     seed = job.all_seeds[0]
     model = fresh_model(job, source, seed).to(torch.device(job.train.device))
@@ -99,12 +98,26 @@ def observed_training(
         extras={"probe": probe},
         identity={"arm": arm, "every": every},
         description=f"train {arm}, seed {seed}",
+        bar=bar,
     )
     if resume:
         trainer.resume()
     with probe:
         result = trainer.train()
+        if not probe.sites:
+            _run_once(trainer, source)
     return ObservedRun(trainer, result, probe, settled[0] if settled else None)
+
+
+def _run_once(trainer: Trainer, source: Source) -> None:
+    """Let Probe find the sites of a run that was over before: no step was left that would have shown them."""
+    batch = next(iter(source.batches(Split.TRAIN, trainer.config.batch_size)), None)
+    if batch is not None:
+        trainer.model.eval()
+        with torch.no_grad():
+            tasks = len(source.schema.tasks)
+            forward(trainer.model, batch.to(trainer.device), dtype=trainer.config.dtype, tasks=tasks)
+        trainer.model.train()
 
 
 def write_learned(run: ObservedRun, directory: Path) -> Profile:

@@ -1,0 +1,154 @@
+"""What `loka doctor` finds: versions, the device, kernels and their checks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+from rich.table import Table
+
+from loka.artifacts import describe_environment
+from loka.cli.output import cell
+from loka.kernels import HIGH_PRECISION, KERNELS, device_of
+from loka.kernels import vet as vet_kernel
+from loka.vocab import Format, GemmProblem, Pass
+
+__all__ = [
+    "kernel_rows",
+    "kernels_table",
+    "versions",
+    "versions_table",
+    "vet_all",
+    "vetting_table",
+]
+
+Row = dict[str, Any]
+_SIZE = 1024
+# (rows, out, in): square; rows that are no multiple of 16; a wide and short product.
+_VETTED = ((256, 256, 256), (18, 64, 272), (130, 512, 48))
+_OPTIONAL = ("triton", "torchao", "torchrec", "fbgemm-gpu", "deep-gemm", "transformer-engine")
+
+
+def versions(where: str) -> dict[str, str]:
+    """Name to version or description, of all that decides what runs here."""
+    device = device_of(where)
+    environment = msgspec.to_builtins(describe_environment())
+    found = {
+        name: str(environment[name] or "none")
+        for name in ("loka", "commit", "python", "platform", "machine", "cpu_count", "torch", "cuda")
+    }
+    found["driver"] = str(environment["driver"] or "none")
+    found["device"] = f"{where}: {device.name} ({device.sm})"
+    if device.type != "cpu":
+        properties = torch.cuda.get_device_properties(torch.device(where))
+        found["device memory"] = f"{properties.total_memory / 2**30:.1f} GiB"
+    found |= environment["libraries"]
+    return found | {name: found.get(name) or _installed(name) for name in _OPTIONAL}
+
+
+def _installed(name: str) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed (optional)"
+
+
+def versions_table(found: dict[str, str]) -> Table:
+    """`versions` as a table."""
+    table = Table(title="environment", title_justify="left")
+    table.add_column("what")
+    table.add_column("found")
+    for name, value in found.items():
+        table.add_row(name, cell(value))
+    return table
+
+
+def _problems(rows: int, out: int, inside: int) -> list[GemmProblem]:
+    """The three products of a linear layer; gradients in both formats."""
+    return [
+        GemmProblem.of_linear(pass_, rows=rows, out_features=out, in_features=inside, grad_format=grad_format)
+        for pass_ in Pass
+        for grad_format in ((Format.E4M3,) if pass_ is Pass.FWD else (Format.E4M3, Format.E5M2))
+    ]
+
+
+def kernel_rows(where: str) -> list[Row]:
+    """What every kernel says of a product of 1024 x 1024 x 1024, by pass and formats."""
+    device = device_of(where)
+    rows = []
+    for name, kernel in KERNELS.items():
+        for problem in _problems(_SIZE, _SIZE, _SIZE):
+            support = kernel.supports(problem, device)
+            rows.append(
+                {
+                    "kernel": name,
+                    "pass": str(problem.pass_),
+                    "formats": f"{problem.a_format} x {problem.b_format}",
+                    "ok": support.ok,
+                    "reason": support.reason,
+                    "emulated": kernel.emulated,
+                }
+            )
+    return rows
+
+
+def kernels_table(rows: Sequence[Row]) -> Table:
+    """A line a kernel: yes or no by pass and formats, and the reasons."""
+    heads = list(dict.fromkeys((row["pass"], row["formats"]) for row in rows))
+    table = Table(title=f"kernels, for {_SIZE} x {_SIZE} x {_SIZE}", title_justify="left")
+    table.add_column("kernel", no_wrap=True)
+    for pass_, formats in heads:
+        table.add_column(f"{pass_}\n{formats.partition(' ')[0]}")
+    table.add_column("why not, and what else")
+    for name in dict.fromkeys(row["kernel"] for row in rows):
+        mine = {(row["pass"], row["formats"]): row for row in rows if row["kernel"] == name}
+        reasons = list(dict.fromkeys(row["reason"] for row in mine.values() if row["reason"]))
+        if name == HIGH_PRECISION:
+            reasons = ["leaves the product as it is"]
+        elif any(row["emulated"] for row in mine.values()):
+            reasons.append("FP8 numbers, nothing faster")
+        answers = ["yes" if mine[head]["ok"] else "no" for head in heads]
+        table.add_row(name, *answers, cell("; ".join(reasons)))
+    return table
+
+
+def vet_all(where: str) -> list[Row]:
+    """Run every FP8 kernel usable here on a few shapes, each pass and pair of formats."""
+    device = device_of(where)
+    rows = []
+    for name, kernel in KERNELS.items():
+        if name == HIGH_PRECISION:
+            continue
+        for shape in _VETTED:
+            for problem in _problems(*shape):
+                if not kernel.supports(problem, device):
+                    continue
+                verdict = vet_kernel(kernel, problem, torch.device(where))
+                rows.append(
+                    {
+                        "kernel": name,
+                        "pass": str(problem.pass_),
+                        "formats": f"{problem.a_format} x {problem.b_format}",
+                        "shape": problem.key,
+                        **dataclasses.asdict(verdict),
+                    }
+                )
+    return rows
+
+
+def vetting_table(rows: Sequence[Row]) -> Table:
+    """A line a kernel: how many checks passed, and what was found where one did not."""
+    table = Table(title="vetting: output against FP64, twice", title_justify="left")
+    table.add_column("kernel", no_wrap=True)
+    table.add_column("passed", justify="right")
+    table.add_column("found")
+    for name in dict.fromkeys(row["kernel"] for row in rows):
+        mine = [row for row in rows if row["kernel"] == name]
+        wrong = [f"{r['pass']} {r['formats']} {r['shape']}: {r['reason']}" for r in mine if not r["ok"]]
+        table.add_row(name, f"{len(mine) - len(wrong)} of {len(mine)}", cell("; ".join(wrong)))
+    return table

@@ -1,0 +1,34 @@
+"""What can be known to be wrong with a job before anything is written or trained."""
+
+from __future__ import annotations
+
+from loka.errors import DataError
+from loka.kernels import check_patterns, device_of, kernel
+from loka.recsys.data import open_source
+from loka.recsys.job_config import JobConfig
+from loka.recsys.models import build_model, model_config
+from loka.recsys.source import Source, Split
+
+__all__ = ["check_job"]
+
+
+def check_job(job: JobConfig) -> Source:
+    """Check the names, the device, the model against the columns, and the first training rows.
+
+    Returns:
+        The source, unread.
+
+    Raises:
+        LokaError: whatever the job would have met in its first step.
+    """
+    device_of(job.train.device)
+    check_patterns((*job.requirement.allow, *job.requirement.deny))
+    for name in job.requirement.pin.values():
+        kernel(name)
+    config = model_config(job.model, preset=job.preset, overrides=job.overrides)
+    trial = open_source(job.data, on_bad_row=job.on_bad_row)
+    build_model(job.model, trial.schema, config=config, device="meta")
+    if next(iter(trial.batches(Split.TRAIN, job.train.batch_size)), None) is None:
+        raise DataError(f"the source `{trial.name}` has no training rows", hint="give more rows")
+    # A fresh one, whose count of bad rows begins at none.
+    return open_source(job.data, on_bad_row=job.on_bad_row)
