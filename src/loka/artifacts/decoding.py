@@ -56,9 +56,15 @@ def _explained(error: msgspec.ValidationError, raw: Any, *, path: str, where: st
     value = _value_at(raw, inner)
     tail = "" if value is _MISSING or isinstance(value, dict | list) else f" (value {shown(value)})"
     return ArtifactError(
-        f"`{where}` at `{path}{inner}`: {what[:1].lower()}{what[1:]}{tail}",
+        f"`{where}` at `{path}{inner}`: {_as_clause(what)}{tail}",
         hint=hint or "docs/files.md lists every field with an example",
     )
+
+
+def _as_clause(text: str) -> str:
+    """The sentence without its capital, unless it opens with a name such as OperandSpec(...)."""
+    first = text.split(" ", 1)[0]
+    return text[:1].lower() + text[1:] if first.istitle() and first.isalpha() else text
 
 
 def _value_at(raw: Any, path: str) -> Any:
@@ -78,7 +84,7 @@ def _first_unknown(raw: Any, typed: Any, path: str) -> tuple[str, str, list[str]
             if name not in typed:
                 return path, name, list(typed)
         pairs = [(f"{path}.{name}", raw[name], typed[name]) for name in raw]
-    elif isinstance(raw, list) and isinstance(typed, list):
+    elif isinstance(raw, list) and isinstance(typed, list | tuple):
         if not raw or not isinstance(raw[0], dict | list):
             return None
         pairs = [(f"{path}[{i}]", a, b) for i, (a, b) in enumerate(zip(raw, typed, strict=True))]

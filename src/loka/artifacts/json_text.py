@@ -11,6 +11,7 @@ from loka.errors import ArtifactError
 
 __all__ = ["check_finite", "json_text"]
 
+_CONTAINERS = (dict, list, tuple)
 _RECORD_FIELDS = 8  # objects of scalars up to this many fields stay on one line
 
 
@@ -21,13 +22,12 @@ def json_text(value: Any) -> str:
 
 def _text(value: Any, indent: str) -> str:
     if isinstance(value, dict) and value:
-        flat = len(value) <= _RECORD_FIELDS and not any(
-            isinstance(v, dict | list) and v for v in value.values()
-        )
+        nested = any(isinstance(item, _CONTAINERS) and item for item in value.values())
+        flat = len(value) <= _RECORD_FIELDS and not nested
         inner = "" if flat else indent + "  "
         parts = [f"{_scalar(key)}: {_text(item, inner)}" for key, item in value.items()]
         return "{" + ", ".join(parts) + "}" if flat else _block("{", parts, "}", indent)
-    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+    if isinstance(value, list | tuple) and any(isinstance(item, _CONTAINERS) for item in value):
         return _block("[", [_text(item, indent + "  ") for item in value], "]", indent)
     return _scalar(value)
 
@@ -71,6 +71,6 @@ def _first_nonfinite(value: Any, path: str) -> tuple[str, float] | None:
     else:
         return None
     for at, item in children:
-        if isinstance(item, float | dict | list | tuple) and (found := _first_nonfinite(item, at)):
+        if isinstance(item, (float, *_CONTAINERS)) and (found := _first_nonfinite(item, at)):
             return found
     return None

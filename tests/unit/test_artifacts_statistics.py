@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from artifact_examples import plan, sites
+from safetensors.torch import save_file
+
+from loka.artifacts import (
+    explain_difference,
+    fingerprint,
+    plan_text,
+    read_statistics,
+    write_profile,
+    write_statistics,
+)
+from loka.errors import ArtifactError
+from loka.numerics import Moments
+from loka.vocab import Operand, Site
+
+
+def _moments(seed: int, features: int) -> Moments:
+    return Moments.of(torch.randn(50, features, generator=torch.Generator().manual_seed(seed)))
+
+
+def _statistics() -> dict[str, dict[Operand, Moments]]:
+    return {
+        "tower/odd.0": {Operand.INPUT: _moments(0, 8), Operand.GRAD_OUTPUT: _moments(1, 4)},
+        "head": {Operand.WEIGHT: _moments(2, 3)},
+    }
+
+
+def test_statistics_round_trip_bitwise(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    write_statistics(path, _statistics(), {"steps": 12, "model": "dlrm"})
+    read, facts = read_statistics(path)
+    assert facts == {"steps": 12, "model": "dlrm"}
+    assert {(s, o) for s, ops in read.items() for o in ops} == {
+        ("tower/odd.0", Operand.INPUT),
+        ("tower/odd.0", Operand.GRAD_OUTPUT),
+        ("head", Operand.WEIGHT),
+    }
+    for site, operands in _statistics().items():
+        for operand, moments in operands.items():
+            for field, tensor in moments.tensors().items():
+                found = read[site][operand].tensors()[field]
+                assert torch.equal(found, tensor), (site, operand, field)
+                assert found.dtype is tensor.dtype
+
+
+def test_equal_statistics_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_statistics(
+            tmp_path / name, _statistics(), {"b": 1, "a": 2} if name == "a" else {"a": 2, "b": 1}
+        )
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_statistics_of_nothing(tmp_path: Path) -> None:
+    write_statistics(tmp_path / "s", {})
+    assert read_statistics(tmp_path / "s") == ({}, {})
+
+
+def test_statistics_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
+    moments = _moments(0, 4)
+    moments.mean[2] = float("nan")
+    with pytest.raises(ArtifactError, match=r"`head/input/mean`: not every element is finite"):
+        write_statistics(tmp_path / "s", {"head": {Operand.INPUT: moments}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_are_no_statistics(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    with pytest.raises(ArtifactError, match=r"statistics file `.*` does not exist"):
+        read_statistics(path)
+    path.write_bytes(b"\x80\x04pickle.")
+    with pytest.raises(ArtifactError, match="is not a statistics file"):
+        read_statistics(path)
+    save_file({"a": torch.ones(2)}, path)
+    with pytest.raises(ArtifactError, match="not LoKA's statistics"):
+        read_statistics(path)
+    write_statistics(path, _statistics())
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ArtifactError, match="is not a statistics file"):
+        read_statistics(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "tensor", "message"),
+    [
+        ("head/input/mean", torch.zeros(3), "expected torch.float64 of shape (3,), got torch.float32"),
+        ("head/input/amax", torch.zeros(4), "shape (3,), got torch.float32 of shape (4,)"),
+        ("head/input/other", torch.zeros(3), "`head/input/other`: unknown tensor"),
+        ("head/bias/mean", torch.zeros(3), "`head/bias/mean`: unknown tensor"),
+        ("head/input/m2", None, "`m2` is missing"),
+    ],
+)  # fmt: skip
+def test_tampered_statistics(tmp_path: Path, key: str, tensor: torch.Tensor | None, message: str) -> None:
+    tensors = {f"head/input/{n}": t for n, t in _moments(0, 3).tensors().items()}
+    if tensor is None:
+        del tensors[key]
+    else:
+        tensors[key] = tensor
+    header = '{"schema":"loka.statistics","version":1,"facts":{}}'
+    save_file(tensors, tmp_path / "s", metadata={"loka": header})
+    with pytest.raises(ArtifactError, match=re.escape(message)):
+        read_statistics(tmp_path / "s")
+    save_file(tensors, tmp_path / "s", metadata={"loka": header.replace(":1", ":7")})
+    with pytest.raises(ArtifactError, match="of version 7, this LoKA reads 1"):
+        read_statistics(tmp_path / "s")
+
+
+def _site(name: str, n: int = 8, k: int = 4, bias: bool = True, rows: int = 32) -> Site:
+    return Site(name=name, kind="linear", n=n, k=k, bias=bias, rows=rows)
+
+
+def test_fingerprint_depends_on_the_model_only() -> None:
+    a, b = _site("a"), _site("b", n=16)
+    same = fingerprint([a, b], 100)
+    assert fingerprint([_site("b", n=16, rows=7), a], 100) == same
+    assert len(same.sites) == 64
+    others = [
+        fingerprint([a], 100),
+        fingerprint([a, _site("b", n=17)], 100),
+        fingerprint([a, _site("b", n=16, bias=False)], 100),
+        fingerprint([a, _site("c", n=16)], 100),
+        fingerprint([a, b], 101),
+        fingerprint([a, b], 100, ["no_bias"]),
+    ]
+    assert all(other != same for other in others)
+
+
+def test_explained_difference_names_every_kind() -> None:
+    plan_sites = [_site("a"), _site("b"), _site("c")]
+    model_sites = [_site("a"), _site("c", n=9, bias=False), _site("d", k=5)]
+    assert explain_difference(plan_sites, model_sites) == [
+        "b  only in the plan, N=8 K=4 with bias",
+        "d  only in the model, N=8 K=5 with bias",
+        "c  plan N=8 K=4 with bias, model N=9 K=4 without bias",
+    ]
+    assert explain_difference(plan_sites, plan_sites) == []
+    many = explain_difference([], [_site(f"s{i}") for i in range(40)])
+    assert len(many) == 13
+    assert many[-1] == "... and 28 more"
+
+
+def test_site_table_gives_sites() -> None:
+    first, second = sites().sites()
+    assert (first.name, first.n, first.k, first.rows, first.plannable) == ("tower.0", 512, 256, 1024, True)
+    assert not second.plannable
+
+
+def test_print_plan_shows_every_pass() -> None:
+    text = str(plan())
+    assert text == plan_text(plan())
+    lines = text.splitlines()
+    assert lines[0] == "plan for NVIDIA H200, by measured time: 1 of 3 passes in FP8, at 1 of 1 sites"
+    assert re.search(
+        r"tower\.0 +fwd +high_precision\.bf16 below M=512, then torch\.rowwise +1 rejected +fastest", text
+    )
+    assert re.search(r"tower\.0 +wgrad +high_precision\.bf16 +0 rejected +pinned by", text)
+    assert "not planned: tower.cross.weight: functional" in text
+    assert "override: tower.0 wgrad: high_precision.bf16, not torch.rowwise (pin `tower.0:wgrad`)" in text
+    assert "3.2 us saved a step, loss +1.2e-05 relative (se 4.0e-06)" in text
+    assert "1 candidates were rejected; `loka show`" in text
+
+
+def test_write_needs_a_folder(tmp_path: Path) -> None:
+    from artifact_examples import profile
+
+    with pytest.raises(ArtifactError, match="does not exist"):
+        write_profile(tmp_path / "x" / "p.json", profile())
+    with pytest.raises(ArtifactError, match="does not exist"):
+        write_statistics(tmp_path / "x" / "s", {})
