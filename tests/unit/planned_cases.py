@@ -82,6 +82,7 @@ def step(module: nn.Module, x: Tensor, g: Tensor, *, autocast: bool = False) -> 
 
 def rel(out: Tensor, ref: Tensor) -> float:
     """Relative L2 error in FP64; 0 where both are 0."""
+    out, ref = out.detach(), ref.detach()
     noise = (out.double() - ref.double()).norm()
     return float(noise / ref.double().norm()) if noise else 0.0
 

@@ -12,8 +12,11 @@ from torch import nn
 from loka.kernels import device_of, kernel
 from loka.vocab import GemmProblem
 
-# Dynamo itself instantiates a Function to trace its context.
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+# Both are torch's own: dynamo instantiates a Function to trace its context, and its imports use torch.jit.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+]
 
 _REAL = "torch.tensorwise"
 _HYBRID = (_REAL, BF16, _REAL)
