@@ -1,4 +1,4 @@
-"""Every kernel on a GPU: errors against FP64, awkward shapes, and `supports` never says yes to what raises."""
+"""Every kernel on a GPU: errors against FP64, odd shapes; `supports` never says yes to what raises."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from loka.kernels import KERNELS, cast, device_of, kernel, vet
 from loka.numerics import cast_operand, product_of_operands
 from loka.vocab import Device, Format, GemmProblem, Granularity, OperandSpec, Pass, ScaleRounding
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # torch 2.11 warns about itself when its compiler is imported.
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+]
 
 SHAPES = [(1, 16, 16), (17, 32, 64), (64, 256, 320), (128, 48, 13), (512, 512, 3456), (300, 1024, 479)]
 REAL = [k.name for k in KERNELS.values() if not k.emulated]
@@ -45,6 +49,17 @@ def test_casts_are_bit_equal_to_those_of_a_cpu(
         same = ours.values.view(torch.uint8) == theirs.values.cpu().view(torch.uint8)
         nan = ours.values.float().isnan() & theirs.values.cpu().float().isnan()
         assert bool((same | nan).all())
+
+
+def test_compiled_casts_are_bit_equal_to_eager_ones() -> None:
+    x = torch.randn(300, 512, generator=torch.Generator().manual_seed(0)).cuda()
+    for granularity in (Granularity.TENSORWISE, Granularity.ROWWISE, Granularity.BLOCKWISE_1X128):
+        spec = OperandSpec.of(Format.E4M3, granularity)
+        compiled = torch.compile(lambda t, spec=spec: cast_operand(t, spec)[:2], fullgraph=True)
+        values, scale = compiled(x)
+        want = cast_operand(x, spec)
+        assert torch.equal(scale, want.scale)
+        assert torch.equal(values.view(torch.uint8), want.values.view(torch.uint8))
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -12,7 +12,11 @@ import loka
 from loka.recsys import JobConfig, TrainConfig, run_job
 from loka.vocab import Pass, Requirement
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # torch 2.11 warns about itself when its compiler is imported.
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+]
 
 
 def test_the_main_job_with_real_kernels(tmp_path: Path) -> None:

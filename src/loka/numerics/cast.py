@@ -28,10 +28,20 @@ _SCALE_FLOOR = 2.0**-100
 
 def decode_scale(amax: Tensor, format_: Format, rounding: ScaleRounding = ScaleRounding.FP32) -> Tensor:
     """The decode scale of an amax, fp32, same shape."""
-    ratio = amax.float() / format_.max
+    ratio = _divided(amax.float(), torch.full((), format_.max, device=amax.device))
     if rounding is ScaleRounding.POWER_OF_TWO:
         ratio = _ceil_power_of_two(ratio)
     return torch.where(amax > 0, ratio.clamp(min=_SCALE_FLOOR), torch.ones_like(ratio))
+
+
+def _divided(a: Tensor, b: Tensor) -> Tensor:
+    """RN(a / b) in fp32, the same on every device, eager or compiled.
+
+    CUDA divides by a Python number through a product with its reciprocal, and compiled kernels use an
+    approximate fp32 division; both are a unit in the last place off. The fp64 quotient of two fp32 numbers
+    rounds to the correctly rounded fp32 one (53 >= 2 * 24 + 2 bits).
+    """
+    return (a.double() / b.double()).float()
 
 
 def _ceil_power_of_two(x: Tensor) -> Tensor:
@@ -108,7 +118,8 @@ def _reciprocal(q: Quantized) -> Tensor:
     from loka.numerics.quantized import scale_per_element
 
     # One reciprocal a scale, then spread over the elements: r = RN(1 / s) is part of the formula.
-    return scale_per_element(Quantized(q.values, q.scale.reciprocal(), q.spec))
+    one = torch.ones((), device=q.scale.device)
+    return scale_per_element(Quantized(q.values, _divided(one, q.scale), q.spec))
 
 
 def _check_scale(scale: Tensor, spec: OperandSpec, rows: int, k: int) -> None:

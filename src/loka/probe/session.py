@@ -132,8 +132,9 @@ class Probe:
             self._observing = True
             self._observer.arm(self._seen)
         elif self._shares is None and self._seen >= _TIMED_STEP:
-            self._profiler = StepProfiler(self._where.type)
-            self._profiler.start()
+            profiler = StepProfiler(self._where.type)
+            profiler.start()
+            self._profiler = profiler
 
     def _finish(self) -> None:
         if self._watch is not None:

@@ -30,7 +30,7 @@ class StepProfiler:
         self._profile: Any
         if self._cuda:
             activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-            self._profile = profile(activities=activities, record_shapes=True)
+            self._profile = profile(activities=activities, record_shapes=True, acc_events=True)
         else:  # without Kineto, which writes to the user's terminal
             self._profile = torch.autograd.profiler.profile(record_shapes=True, use_kineto=False)
 
