@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from loka.dispatch.planner_budget import Grant
@@ -45,6 +46,10 @@ class Verdict:
     facts: Facts
     requirement: Requirement
     prefer_emulated: bool
+
+    def coarseness(self, candidate: Candidate) -> tuple[int, int, bool, bool, bool, str]:
+        """The order of preference by accuracy."""
+        return coarseness(candidate, prefer_emulated=self.prefer_emulated)
 
     def over_budget(self, candidate: Candidate) -> str:
         """Why the limit on the loss refuses a candidate; empty where it does not."""
@@ -90,10 +95,10 @@ def bf16_reason(verdict: Verdict) -> str:
         return _no_candidate(verdict)
     passing = [c for c in usable if not c.gate]
     if not passing:
-        return _none_keeps(usable)
+        return _none_keeps(verdict, usable)
     affordable = [c for c in passing if not verdict.over_budget(c)]
     if not affordable:
-        least = min(passing, key=lambda c: (c.loss is None, c.loss or (0.0, 0.0)))
+        least = min(passing, key=lambda c: (c.loss is None, c.loss or (0.0, 0.0), verdict.coarseness(c)))
         return f"no recipe fits the loss: {least.label}: {verdict.over_budget(least)}"
     if not verdict.facts.timed:
         return "the product has no FLOPs"
@@ -119,8 +124,11 @@ def _no_candidate(verdict: Verdict) -> str:
     return f"no kernel runs here: {faults[0]}" if faults else "no FP8 kernel exists"
 
 
-def _none_keeps(usable: list[Candidate]) -> str:
-    best = max(usable, key=lambda c: (c.error.sqnr_db_low if c.error is not None else -1e9, c.label))
+def _none_keeps(verdict: Verdict, usable: list[Candidate]) -> str:
+    best = min(
+        usable,
+        key=lambda c: (-c.error.sqnr_db_low if c.error is not None else math.inf, verdict.coarseness(c)),
+    )
     level = "" if best.error is None else f" at {best.error.sqnr_db_low:.1f} dB"
     # The gate adds something where it is not the dB that failed.
     gate = "" if best.gate.startswith("sqnr") else f" ({best.gate})"
@@ -155,8 +163,7 @@ def _not_coarsest(verdict: Verdict, candidate: Candidate) -> str:
     pick = verdict.pick
     if pick is None:
         return "the product has no FLOPs"
-    mine = coarseness(candidate, prefer_emulated=verdict.prefer_emulated)
-    taken = coarseness(pick, prefer_emulated=verdict.prefer_emulated)
+    mine, taken = verdict.coarseness(candidate), verdict.coarseness(pick)
     if mine[:2] != taken[:2]:
         return "a coarser recipe passes"
     if mine[2] != taken[2]:
