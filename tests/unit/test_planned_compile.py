@@ -74,7 +74,7 @@ def test_d26_few_graphs_over_many_m_and_none_over_scales() -> None:
 
 
 def test_planned_compiled_training_step_follows_the_weights() -> None:
-    layer = nn.Sequential(linear_of(32, 16), nn.ReLU(), linear_of(1, 32))
+    layer = nn.Sequential(linear_of(32, 16), nn.ReLU(inplace=True), linear_of(1, 32))
     twin = nn.Sequential(linear_of(32, 16), nn.ReLU(), linear_of(1, 32))
     for model in (layer, twin):
         model[0] = planned(model[0], ROWWISE)  # type: ignore[arg-type]

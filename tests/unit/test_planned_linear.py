@@ -225,6 +225,15 @@ def test_planned_nonfinite_flows_through(names: tuple[str, str, str]) -> None:
             assert torch.equal(y[rows], clean[rows])
 
 
+@pytest.mark.parametrize("names", [ROWWISE, (BF16,) * 3])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_planned_output_may_be_changed_in_place(names: tuple[str, str, str], autocast: bool) -> None:
+    layer, x, g = linear_of(32, 64), seeded(18, 64), seeded(18, 32, seed=3)
+    in_place = nn.Sequential(planned(layer, names), nn.ReLU(inplace=True))
+    plain = nn.Sequential(planned(layer, names), nn.ReLU())
+    assert same(step(in_place, x, g, autocast=autocast), step(plain, x, g, autocast=autocast))
+
+
 def test_planned_gradients_are_ordinary_tensors_and_once_differentiable() -> None:
     module = planned(linear_of(32, 64), ROWWISE)
     x = seeded(4, 64).requires_grad_()

@@ -87,7 +87,11 @@ class _PlannedProduct(torch.autograd.Function):
         ctx.compute_dtype = compute_dtype
         ctx.out_dtypes = {Pass.DGRAD: x_MK.dtype, Pass.WGRAD: w_NK.dtype}
         ctx.bias_dtype = bias_N.dtype if bias_N is not None and needs[2] else None
-        return y_MN
+        # A kernel may end in a cast that casts nothing. torch 2.11's dynamo takes the result of such a no-op
+        # for another tensor than the output, and every gradient of the compiled function is then zero. An
+        # ordinary view would forbid in-place activations on y.
+        unaliased: Tensor = torch.ops.aten._unsafe_view.default(y_MN, y_MN.shape)
+        return unaliased
 
     @staticmethod
     @once_differentiable
