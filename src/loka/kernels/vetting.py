@@ -28,9 +28,9 @@ def vet(kernel: Kernel, problem: GemmProblem, device: torch.device | str) -> Sup
         Yes, or no with what was found: non-finite output, a ruined row, or two runs that differ.
     """
     spec_a, spec_b = kernel.operands(problem)
-    generator = torch.Generator().manual_seed(0)
-    a = cast(_uneven(problem.m, problem.k, generator, device), (spec_a.with_transposed(False),))[0]
-    b = cast(_uneven(problem.n, problem.k, generator, device), (spec_b.with_transposed(False),))[0]
+    generator = torch.Generator(device=device).manual_seed(0)
+    a = cast(_uneven(problem.m, problem.k, generator), (spec_a.with_transposed(False),))[0]
+    b = cast(_uneven(problem.n, problem.k, generator), (spec_b.with_transposed(False),))[0]
     first = kernel.matmul(a, b, out_dtype=torch.bfloat16)
     second = kernel.matmul(a, b, out_dtype=torch.bfloat16)
     if not bool(torch.isfinite(first).all()):
@@ -43,12 +43,16 @@ def vet(kernel: Kernel, problem: GemmProblem, device: torch.device | str) -> Sup
     return Support.yes()
 
 
-def _uneven(rows: int, k: int, generator: torch.Generator, device: torch.device | str) -> Tensor:
+def _uneven(rows: int, k: int, generator: torch.Generator) -> Tensor:
     """[rows, k]: normal numbers whose size varies 2^12-fold over rows and over blocks of 32 columns."""
-    x = torch.randn(rows, k, generator=generator)
-    row_size = torch.exp2(torch.randint(-6, 7, (rows, 1), generator=generator).float())
-    block_size = torch.exp2(torch.randint(-3, 4, (1, -(-k // 32)), generator=generator).float())
-    return (x * row_size * block_size.repeat_interleave(32, dim=1)[:, :k]).to(device)
+    place = generator.device
+
+    def powers(low: int, high: int, shape: tuple[int, int]) -> Tensor:
+        return torch.exp2(torch.randint(low, high, shape, generator=generator, device=place).float())
+
+    x = torch.randn(rows, k, generator=generator, device=place)
+    blocks = powers(-3, 4, (1, -(-k // 32))).repeat_interleave(32, dim=1)[:, :k]
+    return x * powers(-6, 7, (rows, 1)) * blocks
 
 
 def _worst_row(out: Tensor, ref: Tensor) -> float:

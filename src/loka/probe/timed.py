@@ -153,7 +153,8 @@ def _spec_sets(site: Site, device: Device) -> dict[Operand, list[tuple[OperandSp
                     by_use[operand][problem.pass_].append(spec)
     out: dict[Operand, list[tuple[OperandSpec, ...]]] = {}
     for operand, uses in by_use.items():
-        first, second = [specs for specs in uses.values() if specs] or [[], []]
-        singles = [(spec,) for spec in (*first, *second)]
-        out[operand] = singles + list(itertools.product(first, second))
+        used = [specs for specs in uses.values() if specs]
+        out[operand] = [(spec,) for specs in used for spec in specs]
+        if len(used) == 2:  # both passes that use the operand have a kernel
+            out[operand] += list(itertools.product(*used))
     return out
