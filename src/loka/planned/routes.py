@@ -7,7 +7,7 @@ from typing import NamedTuple
 from loka.artifacts.plan import Choice, SitePlan
 from loka.errors import ArtifactError
 from loka.kernels import HIGH_PRECISION, Kernel, kernel
-from loka.vocab import OperandSpec, Pass
+from loka.vocab import PASS_OPERANDS, OperandSpec, Pass
 
 __all__ = ["Route", "Routes", "is_high_precision", "routes_of"]
 
@@ -77,8 +77,6 @@ def _route(choice: Choice, pass_: Pass) -> Route:
     a, b = choice.spec_a, choice.spec_b
     if found.name == HIGH_PRECISION:
         # Nothing is cast, so only the orientation matters, and the pass gives that.
-        from loka.vocab import PASS_OPERANDS
-
         (_, a_transposed), (_, b_transposed) = PASS_OPERANDS[pass_]
         a = OperandSpec.high_precision(transposed=a_transposed)
         b = OperandSpec.high_precision(transposed=b_transposed)
