@@ -13,7 +13,7 @@ from loka.dispatch.planner_candidates import Candidate, Candidates, coarseness, 
 from loka.dispatch.planner_facts import Facts, LossChange
 from loka.dispatch.planner_pins import Pin, Pins, resolve_pins
 from loka.dispatch.planner_reasons import Verdict, bf16_reason, chosen_reason, rejected_reason
-from loka.dispatch.planner_time import Picks, site_time, time_options
+from loka.dispatch.planner_time import CastCosts, Picks, site_time, time_options
 from loka.kernels import HIGH_PRECISION, check_patterns, kernel
 from loka.vocab import Pass, Requirement, Site
 
@@ -91,6 +91,7 @@ class _Planning:
         self.sites = [site for site in facts.sites if site.plannable]
         # Without an estimate the loss cannot gate: it is reported as "not estimated".
         self.limit = requirement.max_loss_increase if facts.loss else None
+        self.casts = CastCosts(facts)
         made = Candidates(facts, profile.device, requirement)
         self.candidates = {(site.name, pass_): made.of(site, pass_) for site in self.sites for pass_ in Pass}
 
@@ -173,6 +174,7 @@ class _Planning:
             planning.site,
             choices,
             facts=self.facts,
+            casts=self.casts,
             min_speedup=self.requirement.min_speedup,
             gated_only=self.limit is None,
         )

@@ -16,7 +16,7 @@ from loka.dispatch.planner_candidates import Candidate, operand_tensors, pass_pr
 from loka.dispatch.planner_facts import Facts
 from loka.vocab import OperandSpec, Pass, Site
 
-__all__ = ["SiteTime", "alone_us", "site_time", "time_options"]
+__all__ = ["CastCosts", "SiteTime", "alone_us", "site_time", "time_options"]
 
 Picks = tuple[Candidate | None, Candidate | None, Candidate | None]
 
@@ -86,6 +86,7 @@ def time_options(
     choices: Sequence[Sequence[Candidate | None]],
     *,
     facts: Facts,
+    casts: CastCosts,
     min_speedup: float | None,
     gated_only: bool,
 ) -> list[Option]:
@@ -98,6 +99,7 @@ def time_options(
         site: The site.
         choices: For each pass what may run: candidates and None for bf16; one entry where it is pinned.
         facts: The profile.
+        casts: Times of casts, remembered over sites.
         min_speedup: Least bf16 time over planned time of what is switched, casts included.
         gated_only: Leave out what the gates refuse (when no limit on the loss needs the whole sequence).
     """
@@ -108,11 +110,10 @@ def time_options(
         [_part(site, pass_, c, facts, fixed=c is not None and c is p) for c in options]
         for pass_, options, p in zip(Pass, lists, pinned, strict=True)
     )
-    casts = _CastCosts(site, facts)
     x_us, w_us, g_us = (
-        casts.table("x", fwd, wgrad),
-        casts.table("w", fwd, dgrad),
-        casts.table("g", dgrad, wgrad),
+        casts.table(site, "x", fwd, wgrad),
+        casts.table(site, "w", fwd, dgrad),
+        casts.table(site, "g", dgrad, wgrad),
     )
     flops = float(site.flops)
     ranked: list[tuple[float, float, int, Option]] = []
@@ -188,24 +189,37 @@ def _fastest(options: Sequence[Candidate | None], gated_only: bool) -> list[Cand
     return [None, *unique.values()]
 
 
-class _CastCosts:
-    """Time of casting one tensor for two passes, for every pair of choices."""
+class CastCosts:
+    """Time of casting one tensor for two passes, for every pair of choices; shared by sites of one shape."""
 
-    def __init__(self, site: Site, facts: Facts) -> None:
-        self._shapes = {"x": (site.rows, site.k), "w": (site.n, site.k), "g": (site.rows, site.n)}
-        self._facts = facts
+    def __init__(self, facts: Facts) -> None:
+        self._casts = facts.casts
+        # By identity: sites of one shape share their spec objects, and hashing a spec costs more than
+        # all else here. The specs are kept beside the time, so that no identity is used twice.
+        self._known: dict[tuple[int, int, bool, int, int], tuple[float, _Pair]] = {}
 
-    def table(self, tensor: str, first: Sequence[_Part], second: Sequence[_Part]) -> list[list[float]]:
+    def table(
+        self, site: Site, tensor: str, first: Sequence[_Part], second: Sequence[_Part]
+    ) -> list[list[float]]:
         """Microseconds [first, second]."""
+        rows, columns = {"x": (site.rows, site.k), "w": (site.n, site.k), "g": (site.rows, site.n)}[tensor]
         specs = [_spec_of(tensor, part.candidate) for part in second]
         return [
-            [self._cost(tensor, spec_a, spec_b) for spec_b in specs]
+            [self._cost(rows, columns, tensor == "w", (spec_a, spec_b)) for spec_b in specs]
             for spec_a in (_spec_of(tensor, part.candidate) for part in first)
         ]
 
-    def _cost(self, tensor: str, a: OperandSpec | None, b: OperandSpec | None) -> float:
-        specs = frozenset(spec for spec in (a, b) if spec is not None)
-        return self._facts.casts.time_us(*self._shapes[tensor], specs, weight=tensor == "w") or 0.0
+    def _cost(self, rows: int, columns: int, weight: bool, pair: _Pair) -> float:
+        key = (rows, columns, weight, id(pair[0]), id(pair[1]))
+        known = self._known.get(key)
+        if known is None:
+            specs = frozenset(spec for spec in pair if spec is not None)
+            known = (self._casts.time_us(rows, columns, specs, weight=weight) or 0.0, pair)
+            self._known[key] = known
+        return known[0]
+
+
+_Pair = tuple[OperandSpec | None, OperandSpec | None]
 
 
 def _spec_of(tensor: str, candidate: Candidate | None) -> OperandSpec | None:
