@@ -88,7 +88,7 @@ def command_line(arguments: Sequence[str]) -> int:
     except _WrongUsage as wrong:
         return _told(_usage_text(wrong), 2)
     except LokaError as error:
-        return _told(_text(error), error.exit_code)
+        return _told(_text(error, arguments), error.exit_code)
     except KeyboardInterrupt:
         return _told("interrupted\n\nhint: a run goes on with `--resume`, from its last checkpoint", 130)
     except BrokenPipeError:
@@ -103,10 +103,13 @@ def _told(text: str, code: int) -> int:
     return code
 
 
-def _text(error: LokaError) -> str:
-    if error.exit_code <= 128:
+def _text(error: LokaError, arguments: Sequence[str]) -> str:
+    if error.exit_code > 128:
+        return f"{error.what}\n\nhint: the same command with `--resume` goes on from there"
+    if error.hint:
         return str(error)
-    return f"{error.what}\n\nhint: the same command with `--resume` goes on from there"
+    verb = next((word for word in arguments if not word.startswith("-")), "")
+    return f"{error}\n\nhint: `loka {verb} --help` lists the options"
 
 
 def _usage_text(wrong: Exception) -> str:
