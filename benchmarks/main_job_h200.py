@@ -17,9 +17,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import torch
 
-from loka.artifacts import Plan, Profile, write_benchmark
+from loka.artifacts import Plan, Profile, describe_environment, write_benchmark
 from loka.dispatch import apply_plan, make_plan
 from loka.recsys import JobConfig, JobResult, Split, TrainConfig, open_source, run_job
 from loka.recsys.coverage import coverage_of
@@ -40,9 +41,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8192)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--preset", default="published")
+    parser.add_argument("--commit", help="of the code, where the checkout does not say")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)8.0f ms %(message)s")
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
     job = JobConfig(
         model="wukong",
         data=f"synthetic?rows={args.rows}",
@@ -61,7 +62,8 @@ def main() -> None:
     timings = _interleaved(job, plans)
     metrics = _metrics(result, plans, timings) | {"job_seconds": job_s}
     details = _details(job, result, plans, timings)
-    write_benchmark(args.out / "main_job_h200.json", metrics, details)
+    environment = msgspec.structs.replace(describe_environment(), commit=args.commit)
+    write_benchmark(args.out / "main_job_h200.json", metrics, details, environment=environment)
     for name, value in sorted(metrics.items()):
         print(f"{name:48} {value:.6g}")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from loka.artifacts import Plan, Profile
-from loka.artifacts import read_plan as load_plan
+import os
+
+from loka.artifacts import Plan, Profile, read_plan
 from loka.artifacts import read_profile as load_profile
-from loka.dispatch import apply_plan, make_plan, revert
+from loka.dispatch import apply_plan, make_plan, revert, validate_plan
 from loka.probe import Probe
 from loka.sites import find_sites
 from loka.vocab import Recipe, Requirement, Site
@@ -24,3 +25,15 @@ __all__ = [
     "make_plan",
     "revert",
 ]
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Read a plan, and check what a hand may have edited in it.
+
+    Raises:
+        ArtifactError: for a file that is no plan, or bounds on M and specs that no kernel takes.
+        UnknownNameError: for a kernel that does not exist.
+    """
+    plan = read_plan(path)
+    validate_plan(plan, where=str(path))
+    return plan

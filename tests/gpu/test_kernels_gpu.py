@@ -15,6 +15,8 @@ pytestmark = [
     pytest.mark.gpu,
     # torch 2.11 warns about itself when its compiler is imported.
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
 ]
 
 SHAPES = [(1, 16, 16), (17, 32, 64), (64, 256, 320), (128, 48, 13), (512, 512, 3456), (300, 1024, 479)]

@@ -16,6 +16,8 @@ pytestmark = [
     pytest.mark.gpu,
     # torch 2.11 warns about itself when its compiler is imported.
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
 ]
 
 

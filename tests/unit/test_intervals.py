@@ -5,7 +5,7 @@ import math
 import pytest
 
 from loka.errors import UsageError
-from loka.recsys.intervals import mean_interval, student_t_cdf, student_t_quantile
+from loka.numerics.intervals import mean_interval, student_t_cdf, student_t_quantile
 
 # Upper quantiles from printed tables of Student's t (four digits after the point or as many as printed).
 TABLE = [

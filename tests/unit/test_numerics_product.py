@@ -19,7 +19,6 @@ from loka.numerics import (
     scale_per_element,
     sqnr_db,
 )
-from loka.numerics.intervals import mean_interval, student_t_quantile
 from loka.vocab import Format, Granularity, OperandSpec
 
 
@@ -110,22 +109,6 @@ def test_cast_loss_by_counting() -> None:
     assert loss.nonfinite.item() == 1
     q = cast_operand(x, spec)
     assert cast_loss(x, scale_per_element(q), spec).saturation.item() == 0
-
-
-@pytest.mark.parametrize(
-    ("p", "df", "want"),
-    [(0.95, 1, 6.313752), (0.95, 2, 2.919986), (0.975, 4, 2.776445), (0.95, 9, 1.833113),
-     (0.95, 30, 1.697261), (0.05, 5, -2.015048), (0.995, 7, 3.499483)],
-)  # fmt: skip
-def test_student_t_against_the_printed_table(p: float, df: int, want: float) -> None:
-    assert student_t_quantile(p, df) == pytest.approx(want, abs=1e-6)
-
-
-def test_mean_interval_by_hand() -> None:
-    got = mean_interval([1.0, 2.0, 3.0, 4.0])
-    half = 2.353363 * math.sqrt(5 / 3) / 2
-    assert got == pytest.approx((2.5, 2.5 - half, 2.5 + half), abs=1e-6)
-    assert mean_interval([7.0]) == (7.0, 7.0, 7.0)
 
 
 def test_merged_moments_equal_the_moments_of_all_rows() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loka.artifacts.profile import ErrorTable
 from loka.numerics import sqnr_db
-from loka.numerics.intervals import MeanInterval, mean_interval
+from loka.numerics.intervals import Interval, mean_interval
 from loka.probe.trial import ERROR_FIELDS, Trial
 from loka.vocab import Pass
 
@@ -58,15 +58,18 @@ class ErrorLog:
         for key in [key for key in self._rows if key[-1] == source]:
             del self._rows[key]
 
-    def intervals(self) -> Iterator[tuple[_Key, MeanInterval, int]]:
-        """(key, SQNR in dB with its 90 % interval, observations) of everything collected."""
+    def intervals(self) -> Iterator[tuple[_Key, Interval]]:
+        """(key, SQNR in dB with its 90 % interval) of everything collected; one value has no spread."""
         for key, rows in self._rows.items():
-            yield key, mean_interval([sqnr_db(r[0], r[1]) for r in rows]), len(rows)
+            values = [sqnr_db(r[0], r[1]) for r in rows]
+            one = Interval(values[0], values[0], values[0], 0.9, 1)
+            yield key, mean_interval(values) if len(values) > 1 else one
 
     def table(self) -> ErrorTable:
         """The profile's error table: means over observations, the worst for `row_max`."""
         table = ErrorTable()
-        for key, sqnr, count in self.intervals():
+        for key, sqnr in self.intervals():
+            count = sqnr.count
             site, pass_, spec_a, spec_b, accumulation, source = key
             columns = dict(zip(ERROR_FIELDS, zip(*self._rows[key], strict=True), strict=True))
             table.site.append(site)

@@ -59,6 +59,12 @@ def live_errors(captured: Captured, trials: list[Trial], generator: torch.Genera
 
     fwd and dgrad: up to 256 of the sampled rows. wgrad: all sampled rows, up to 256 output rows.
     """
+    # Inside the user's autocast region the FP32 products below would become bf16 ones.
+    with torch.autocast(captured.x.device.type, enabled=False):
+        return _errors(captured, trials, generator)
+
+
+def _errors(captured: Captured, trials: list[Trial], generator: torch.Generator) -> Tensor:
     operands = _operands(captured, generator)
     references: dict[Pass, Tensor] = {
         pass_: a.values.float() @ b.values.float().t() for pass_, (a, b) in operands.items()

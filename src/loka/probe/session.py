@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 
@@ -173,13 +174,13 @@ class Probe:
         return statistics.median(self._plain_steps_us) if self._plain_steps_us else 0.0
 
     def _settled(self) -> bool:
-        rows = [
-            (interval, count)
-            for key, interval, count in self._log.intervals()
+        intervals = [
+            interval
+            for key, interval in self._log.intervals()
             if key[1] is not Pass.WGRAD  # a mean gradient fluctuates by itself
         ]
-        return bool(rows) and all(
-            count >= _SETTLED_OBSERVATIONS and i.high - i.low <= 2 * _SETTLED_DB for i, count in rows
+        return bool(intervals) and all(
+            i.count >= _SETTLED_OBSERVATIONS and i.high - i.low <= 2 * _SETTLED_DB for i in intervals
         )
 
     # --- what was learned -----------------------------------------------------------------------------
@@ -247,7 +248,7 @@ class Probe:
             state[f"passes\t{name}"] = torch.tensor([pass_ in site.passes for pass_ in Pass])
         return state | {f"errors\t{key}": rows for key, rows in self._log.state().items()}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state_dict` gave."""
         self._seen, self._observed = int(state["seen"]), int(state["observed"])
         fields: dict[tuple[str, str], dict[str, Tensor]] = {}

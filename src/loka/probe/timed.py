@@ -12,7 +12,7 @@ from loka.artifacts.profile import CastTable, ProductTable
 from loka.kernels import KERNELS, Kernel, cast, vet
 from loka.numerics import format_of
 from loka.timing import Timing, measure
-from loka.vocab import Device, Format, GemmProblem, Operand, OperandSpec, Pass, Site
+from loka.vocab import Device, Format, GemmProblem, Operand, OperandSpec, Pass, Site, Support
 from loka.vocab.operands import PASS_OPERANDS
 
 __all__ = ["time_casts", "time_products"]
@@ -51,9 +51,12 @@ def time_products(
         for kernel in KERNELS.values():
             if kernel.emulated or not kernel.supports(problem, device):
                 continue
-            verdict = vet(kernel, problem, where) if kernel.operands(problem)[0].is_quantized else True
+            quantized = kernel.operands(problem)[0].is_quantized
+            verdict = vet(kernel, problem, where) if quantized else Support.yes()
             if not verdict:
-                notes.append(f"{kernel.name} failed vetting at {problem.pass_} {problem.key}: {verdict}")
+                notes.append(
+                    f"{kernel.name} failed vetting at {problem.pass_} {problem.key}: {verdict.reason}"
+                )
             usable.append((kernel, bool(verdict)))
         calls = {kernel.name: _product_call(kernel, problem, where) for kernel, _ in usable}
         timings = measure(calls, device=where, rounds=_ROUNDS)

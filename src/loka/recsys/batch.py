@@ -120,9 +120,15 @@ class Batch:
         def move(t: Tensor) -> Tensor:
             return t.to(device, non_blocking=non_blocking)
 
-        label = {k: move(v) for k, v in self.label.items()} if isinstance(self.label, Mapping) else move(self.label)
+        label = (
+            {k: move(v) for k, v in self.label.items()}
+            if isinstance(self.label, Mapping)
+            else move(self.label)
+        )
         weight = None if self.weight is None else move(self.weight)
-        return Batch(move(self.dense), self.ids.to(device, non_blocking=non_blocking), label, weight, move(self.rows))
+        return Batch(
+            move(self.dense), self.ids.to(device, non_blocking=non_blocking), label, weight, move(self.rows)
+        )
 
     def check(self, schema: Schema) -> None:
         """Raise UsageError if shapes or id ranges do not fit the schema (for tests and new readers)."""
@@ -133,5 +139,5 @@ class Batch:
             raise UsageError(f"lengths is {tuple(self.ids.lengths.shape)}, expected {(F, B)}")
         for spec, (start, stop) in zip(schema.fields, pairwise(self.ids.starts), strict=True):
             values = self.ids.values[start:stop]
-            if values.numel() and not (0 <= int(values.min()) and int(values.max()) < spec.cardinality):
+            if values.numel() and (int(values.min()) < 0 or int(values.max()) >= spec.cardinality):
                 raise UsageError(f"field `{spec.name}` holds ids outside [0, {spec.cardinality})")

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from loka.errors import UsageError
-from loka.recsys.intervals import mean_interval
+from loka.numerics.intervals import mean_interval
 from loka.recsys.pair_difference import PairDifference
 from loka.vocab import Pass
 

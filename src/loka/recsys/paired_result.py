@@ -105,12 +105,13 @@ class PairedResult:
     def steps_per_s(self) -> dict[str, float]:
         """Median over the seeds of each arm's speed; arms without a measured speed are left out.
 
-        It says something of FP8 only where real kernels ran.
+        A run's speed is that of its median step: steps that Probe observes run eagerly and are no measure of
+        the arm. It says something of FP8 only where real kernels ran.
         """
         speeds: dict[str, list[float]] = {}
         for run in self.runs:
             if run.result is not None and run.result.speed is not None:
-                speeds.setdefault(run.arm, []).append(run.result.speed.steps_per_s)
+                speeds.setdefault(run.arm, []).append(1e6 / run.result.speed.median_step_us)
         return {arm: statistics.median(values) for arm, values in speeds.items()}
 
     def write_predictions(self, directory: Path) -> list[Path]:

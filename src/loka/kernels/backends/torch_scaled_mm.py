@@ -80,15 +80,17 @@ class ScaledMM:
         """D [m, n]; the bias is added inside where cuBLASLt can (bf16 and fp16 outputs)."""
         rowwise = self.granularity is Granularity.ROWWISE
         inside = bias is not None and out_dtype in (torch.bfloat16, torch.float16)
-        out = torch._scaled_mm(
-            a.values,
-            b.values.t(),
-            a.scale[:, None] if rowwise else a.scale,
-            b.scale[None, :] if rowwise else b.scale,
-            bias=bias.to(out_dtype) if inside and bias is not None else None,
-            out_dtype=out_dtype,
-            use_fast_accum=self.accumulation is Accumulation.FAST,
-        )
+        # On a CPU the product runs through ordinary operators, which autocast would round to bf16.
+        with torch.autocast(a.values.device.type, enabled=False):
+            out = torch._scaled_mm(
+                a.values,
+                b.values.t(),
+                a.scale[:, None] if rowwise else a.scale,
+                b.scale[None, :] if rowwise else b.scale,
+                bias=bias.to(out_dtype) if inside and bias is not None else None,
+                out_dtype=out_dtype,
+                use_fast_accum=self.accumulation is Accumulation.FAST,
+            )
         return out if bias is None or inside else out + bias.to(out_dtype)
 
 
