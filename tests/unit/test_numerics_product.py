@@ -13,10 +13,10 @@ from loka.numerics import (
     amax_of,
     cast_loss,
     cast_operand,
+    decode,
     exact_product,
     product_error,
     product_of_operands,
-    scale_per_element,
     sqnr_db,
 )
 from loka.vocab import Format, Granularity, OperandSpec
@@ -102,13 +102,21 @@ def test_product_error_of_nothing_and_of_zero_rows() -> None:
 
 def test_cast_loss_by_counting() -> None:
     x = torch.tensor([[1.0, 2.0**-11, 2.0**-9, 0.0, 600.0, math.nan]])
-    spec = OperandSpec.of(Format.E4M3, Granularity.TENSORWISE)
-    loss = cast_loss(x, torch.tensor(1.0), spec)
+    spec = OperandSpec.of(Format.E4M3, Granularity.TENSORWISE, pad=16)
+    loss = cast_loss(x, cast_operand(x, spec, scale=torch.tensor(1.0)))
     assert loss.underflow.item() == pytest.approx(1 / 4)
     assert loss.saturation.item() == pytest.approx(1 / 5)
     assert loss.nonfinite.item() == 1
-    q = cast_operand(x, spec)
-    assert cast_loss(x, scale_per_element(q), spec).saturation.item() == 0
+    assert cast_loss(x, cast_operand(x, spec)).saturation.item() == 0
+
+
+@pytest.mark.parametrize("granularity", list(Granularity))
+def test_a_dynamic_scale_never_saturates_and_underflow_is_what_became_zero(granularity: Granularity) -> None:
+    x = randn(5, 300) * torch.logspace(-6, 6, 300)
+    q = cast_operand(x, OperandSpec.of(Format.E4M3, granularity))
+    loss = cast_loss(x, q)
+    assert loss.saturation.item() == 0
+    assert loss.underflow.item() == pytest.approx(float((decode(q) == 0).double().mean()))
 
 
 def test_merged_moments_equal_the_moments_of_all_rows() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from loka.artifacts.plan import Plan, SitePlan
 from loka.artifacts.plan_text import choices_text, plan_headline
@@ -14,6 +13,9 @@ from loka.artifacts.profile import Profile
 from loka.dispatch.planner_facts import Facts
 from loka.kernels import kernel
 from loka.vocab import Pass, Site
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = ["FlopShares", "PlanChange", "plan_changes", "plan_flop_shares", "render_diff", "render_plan"]
 
@@ -79,6 +81,8 @@ def render_plan(plan: Plan, *, profile: Profile | None = None, rejected: bool = 
         rejected: Also list every rejected candidate below its pass.
     """
     facts = None if profile is None else Facts.of(profile)
+    from rich.table import Table  # only what prints needs it
+
     table = Table(title=plan_headline(plan), title_justify="left")
     for column in ("site", "pass", "kernel", "recipe"):
         table.add_column(column, no_wrap=column != "recipe")
@@ -170,6 +174,8 @@ def render_diff(old: Plan, new: Plan) -> Table:
     """A table of `plan_changes`; its title counts them."""
     changes = plan_changes(old, new)
     title = f"{len(changes)} difference{'' if len(changes) == 1 else 's'}" if changes else "no difference"
+    from rich.table import Table
+
     table = Table(title=title, title_justify="left")
     for column in ("site", "pass", "old", "new", "why"):
         table.add_column(column)

@@ -59,7 +59,8 @@ def amax_of(x: Tensor, granularity: Granularity) -> Tensor:
     """
     rows, k = x.shape
     magnitude = x.float().abs()
-    magnitude = torch.where(torch.isfinite(magnitude), magnitude, torch.zeros_like(magnitude))
+    # `< inf` is false for NaN too, and several times faster on a CPU than isfinite.
+    magnitude = torch.where(magnitude < torch.inf, magnitude, 0.0)
     if x.numel() == 0:
         spec = OperandSpec.of(Format.E4M3, granularity)
         return magnitude.new_zeros(scale_shape(spec, rows, k))
@@ -77,8 +78,10 @@ def round_to_format(x: Tensor, format_: Format) -> Tensor:
     """Clamp to the format's range and round to nearest even; non-finite elements stay non-finite."""
     x = x.float()
     clamped = x.clamp(-format_.max, format_.max)  # NaN passes through a clamp, infinity does not
-    keep = x if format_ is Format.E5M2 else torch.full_like(x, float("nan"))
-    return torch.where(torch.isfinite(x), clamped, keep).to(torch_dtype(format_))
+    finite = x.abs() < torch.inf
+    if format_ is Format.E5M2:
+        return torch.where(finite, clamped, x).to(torch_dtype(format_))
+    return torch.where(finite, clamped, torch.nan).to(torch_dtype(format_))
 
 
 def cast_operand(x: Tensor, spec: OperandSpec, *, scale: Tensor | None = None) -> Quantized:

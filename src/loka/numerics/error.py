@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from loka.vocab import OperandSpec
+from loka.numerics.quantized import Quantized, scale_per_element
 
 __all__ = ["CastLoss", "ProductError", "cast_loss", "product_error", "sqnr_db"]
 
@@ -97,18 +97,21 @@ class CastLoss(NamedTuple):
     nonfinite: Tensor
 
 
-def cast_loss(x: Tensor, scale: Tensor, spec: OperandSpec) -> CastLoss:
-    """What casting an operand [rows, k] with the given per-element decode scale (broadcastable) loses."""
-    finite = torch.isfinite(x)
-    scaled = torch.where(finite, x.float() * scale.reciprocal(), torch.zeros((), device=x.device)).abs()
-    # RNE: magnitudes up to and including half the smallest subnormal become 0.
-    lost = (scaled > 0) & (scaled <= spec.format.smallest_subnormal / 2)
-    nonzero = (x != 0) & finite
-    lost = lost | (nonzero & (scaled == 0))
-    over = scaled > spec.format.max * (1 + 2.0**-20)
-    count = finite.sum().clamp(min=1).double()
-    return CastLoss(
-        lost.sum().double() / nonzero.sum().clamp(min=1).double(),
-        over.sum().double() / count,
-        (~finite).sum().double(),
-    )
+def cast_loss(x: Tensor, q: Quantized) -> CastLoss:
+    """What the cast of an operand lost.
+
+    Args:
+        x: [rows, k], what was cast, in the operand's orientation.
+        q: What it became; zero padding of k is not counted.
+    """
+    rows, k = x.shape
+    magnitude = x.float().abs()
+    finite = magnitude < torch.inf
+    nonzero = (magnitude != 0) & finite
+    lost = (q.values[:, :k].float() == 0) & nonzero
+    scale = scale_per_element(q)
+    scale = scale[:, :k] if scale.dim() == 2 and scale.shape[1] > 1 else scale
+    over = (magnitude > q.spec.format.max * (1 + 2.0**-20) * scale) & finite
+    count = finite.sum(dtype=torch.float64)
+    nonzero = ((x != 0) & finite).sum(dtype=torch.float64)
+    return CastLoss(lost.sum() / nonzero.clamp(min=1), over.sum() / count.clamp(min=1), rows * k - count)

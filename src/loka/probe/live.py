@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from loka.numerics import amax_of
-from loka.probe.trial import OperandSample, Trial, run_trial
-from loka.vocab import Granularity, Pass
+from loka.probe.trial import CastSample, OperandSample, Trial, cast_sample, run_trial
+from loka.vocab import Granularity, OperandSpec, Pass
 
 __all__ = ["LIVE_ROWS", "SAMPLED_ROWS", "Captured", "live_errors", "row_sample", "site_generator"]
 
@@ -69,12 +69,19 @@ def _errors(captured: Captured, trials: list[Trial], generator: torch.Generator)
     references: dict[Pass, Tensor] = {
         pass_: a.values.float() @ b.values.float().t() for pass_, (a, b) in operands.items()
     }
+    casts: dict[tuple[Pass, int, OperandSpec], CastSample] = {}
     rows = []
     for trial in trials:
         if trial.pass_ not in operands:
             rows.append(torch.full((9,), torch.nan, dtype=torch.float64, device=captured.x.device))
             continue
-        a, b = operands[trial.pass_]
+        pair = []
+        for side, spec in enumerate((trial.spec_a, trial.spec_b)):
+            key = (trial.pass_, side, spec)
+            if key not in casts:  # E4M3 and E5M2 gradients share the other operand
+                casts[key] = cast_sample(operands[trial.pass_][side], spec)
+            pair.append(casts[key])
+        a, b = pair
         rows.append(run_trial(trial, a, b, references[trial.pass_]))
     return torch.stack(rows)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,23 +34,39 @@ class StepProfiler:
         if self._cuda:
             activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
             self._profile = profile(activities=activities, record_shapes=True, acc_events=True)
-        else:  # without Kineto, which writes to the user's terminal
+        else:
             self._profile = torch.autograd.profiler.profile(record_shapes=True, use_kineto=False)
 
     def start(self) -> None:
         """Begin before the step."""
         if self._cuda:
             torch.cuda.synchronize()
-        self._profile.__enter__()
+        with _native_stderr_silenced():
+            self._profile.__enter__()
 
     def stop(self) -> list[Any]:
         """End after the step; its events."""
         if self._cuda:
             torch.cuda.synchronize()
-        self._profile.__exit__(None, None, None)
+        with _native_stderr_silenced():
+            self._profile.__exit__(None, None, None)
         # torch.profiler answers by a method, the plain profiler by a list.
         events = self._profile.events() if self._cuda else self._profile.function_events
         return list(events or [])
+
+
+@contextlib.contextmanager
+def _native_stderr_silenced() -> Iterator[None]:
+    """Torch 2.13's profiler writes two lines to file descriptor 2, which no logger and no option catches."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def shares_of(events: Iterable[Any], sites: Sequence[Site], device: Device, *, step_us: float) -> StepShares:

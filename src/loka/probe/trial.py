@@ -14,11 +14,18 @@ from loka.numerics import (
     cast_loss,
     decode_scale,
     product_error,
-    scale_per_element,
 )
 from loka.vocab import Device, Format, GemmProblem, Granularity, OperandSpec, Pass, Site
 
-__all__ = ["ERROR_FIELDS", "OperandSample", "Trial", "run_trial", "trials_of"]
+__all__ = [
+    "ERROR_FIELDS",
+    "CastSample",
+    "OperandSample",
+    "Trial",
+    "cast_sample",
+    "run_trial",
+    "trials_of",
+]
 
 # Row layout of what a trial returns: seven numbers of ProductError, then what the casts lose.
 ERROR_FIELDS = ("signal", "noise", "row_p50", "row_p99", "row_max", "bias", "mere", "underflow", "saturation")
@@ -86,38 +93,30 @@ def _by_preference(device: Device) -> list[Kernel]:
     return sorted(KERNELS.values(), key=lambda k: k.emulated if device.type != "cpu" else not k.emulated)
 
 
-def run_trial(trial: Trial, a: OperandSample, b: OperandSample, reference: Tensor) -> Tensor:
-    """Error of the trial's product against `reference` [m, n]; fp64 [9] on the device, see `ERROR_FIELDS`."""
-    qa, qb = _cast(a, trial.spec_a), _cast(b, trial.spec_b)
-    high = not trial.spec_a.is_quantized
-    if high:  # what bf16 itself costs, to compare with
-        qa, qb = _rounded(qa), _rounded(qb)
-    out = trial.kernel.matmul(qa, qb, out_dtype=torch.bfloat16 if high else torch.float32)
-    losses = [_loss(s, q) for s, q in ((a, qa), (b, qb))]
-    worst = torch.stack(losses).amax(dim=0)
-    return torch.cat([product_error(out, reference).stacked(), worst])
+class CastSample(NamedTuple):
+    """A sample as one spec casts it, and what that loses: fp64 [2], underflow and saturation."""
+
+    quantized: Quantized
+    loss: Tensor
 
 
-def _cast(sample: OperandSample, spec: OperandSpec) -> Quantized:
+def cast_sample(sample: OperandSample, spec: OperandSpec) -> CastSample:
+    """Cast a sample by a spec; bf16 specs round it to bf16, to see what bf16 itself costs."""
     # The sample is already oriented; only the label says that memory holds the transpose.
     upright = spec.with_transposed(False)
+    if not spec.is_quantized:
+        rounded = Quantized(sample.values.to(torch.bfloat16), torch.ones_like(sample.amax), upright)
+        return CastSample(rounded, torch.zeros(2, dtype=torch.float64, device=sample.values.device))
     scale = None
-    if spec.is_quantized and spec.granularity is Granularity.TENSORWISE:
+    if spec.granularity is Granularity.TENSORWISE:
         scale = decode_scale(sample.amax, spec.format, spec.scale_rounding)
-    return cast(sample.values, (upright,), scale=scale)[0]
+    quantized = cast(sample.values, (upright,), scale=scale)[0]
+    loss = cast_loss(sample.values, quantized)
+    return CastSample(quantized, torch.stack([loss.underflow, loss.saturation]))
 
 
-def _rounded(q: Quantized) -> Quantized:
-    return Quantized(q.values.to(torch.bfloat16), q.scale, q.spec)
-
-
-def _loss(sample: OperandSample, q: Quantized) -> Tensor:
-    """fp64 [2]: underflow, saturation."""
-    if not q.spec.is_quantized:
-        return torch.zeros(2, dtype=torch.float64, device=sample.values.device)
-    k = sample.values.shape[1]
-    scale = scale_per_element(q)
-    if scale.dim() == 2 and scale.shape[1] > 1:
-        scale = scale[:, :k]
-    loss = cast_loss(sample.values, scale, q.spec)
-    return torch.stack([loss.underflow, loss.saturation])
+def run_trial(trial: Trial, a: CastSample, b: CastSample, reference: Tensor) -> Tensor:
+    """Error of the trial's product against `reference` [m, n]; fp64 [9] on the device, see `ERROR_FIELDS`."""
+    out_dtype = torch.float32 if trial.spec_a.is_quantized else torch.bfloat16
+    out = trial.kernel.matmul(a.quantized, b.quantized, out_dtype=out_dtype)
+    return torch.cat([product_error(out, reference).stacked(), torch.maximum(a.loss, b.loss)])
