@@ -14,18 +14,16 @@ import argparse
 import gzip
 import json
 import multiprocessing
-import os
-import platform
 import resource
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
+from loka.artifacts import write_benchmark
 from loka.recsys.data.lines import line_blocks
 
 _ROWS_AT_ONCE = 20_000
@@ -147,39 +145,7 @@ def main() -> None:
     }
     print(json.dumps(metrics, indent=2))
     if options.record:
-        write_record(options.record, metrics, seed=options.seed)
-
-
-def write_record(path: Path, metrics: dict[str, float], *, seed: int) -> None:
-    """The measurement with where and when it was made, in the envelope of every LoKA file."""
-    import pyarrow
-    import torch
-
-    import loka
-
-    record = {
-        "schema": "loka.benchmark",
-        "version": 1,
-        "producer": f"loka {getattr(loka, '__version__', '0.1.0')}",
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "environment": {
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "cpus": len(os.sched_getaffinity(0)),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "pyarrow": pyarrow.__version__,
-        },
-        "body": {
-            "name": "criteo_reader",
-            "command": " ".join(["python", *sys.argv]),
-            "seed": seed,
-            "metrics": metrics,
-        },
-    }
-    part = path.with_suffix(path.suffix + ".part")
-    part.write_text(json.dumps(record, indent=2) + "\n")
-    part.replace(path)
+        write_benchmark(options.record, metrics, {"seed": options.seed})
 
 
 if __name__ == "__main__":
