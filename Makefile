@@ -47,7 +47,7 @@ check: $(STAMP)  ## the fast static checks alone
 	$(BIN)/lint-imports
 
 demo: $(STAMP)  ## the main job on real data
-	$(BIN)/loka run dcnv2 --data adult -o .demo --overwrite
+	$(BIN)/loka run dcnv2 --data adult --batch-size 512 --epochs 4 -o .demo --overwrite
 
 soak: $(STAMP)  ## long trials
 	$(BIN)/python -m pytest -m soak --timeout 3600

@@ -2,9 +2,8 @@
 
     python benchmarks/paired_noise.py --out OUT [--pairs 8] [--only dcnv2:adult]
 
-Runs the main job with several pairs for each model and data, on the CPU, with the options that `loka run` has
-by default, and writes `paired_noise_cpu.json` (a benchmark record) and `paired_noise.json`, the table that the
-package carries.
+Runs the main job with several pairs for each model and data, on the CPU, and writes `paired_noise_cpu.json` (a
+benchmark record) and `paired_noise.json`, the table that the package carries.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ CASES = {
     "dcnv2:adult": TrainConfig(batch_size=512, epochs=4),
     "dlrm:adult": TrainConfig(batch_size=512, epochs=4),
     "wukong:adult": TrainConfig(batch_size=512, epochs=2),
-    "dcnv2:synthetic": TrainConfig(batch_size=512),
-    "dlrm:synthetic": TrainConfig(batch_size=512),
-    "wukong:synthetic": TrainConfig(batch_size=512, max_rows=80_000),
+    "dcnv2:synthetic": TrainConfig(),
+    "dlrm:synthetic": TrainConfig(),
+    "wukong:synthetic": TrainConfig(),
 }
 
 
@@ -49,6 +48,8 @@ def main() -> None:
             "model": model,
             "preset": job.preset,
             "source": source,
+            "batch_size": train.batch_size,
+            "epochs": train.epochs,
             "pairs": len(known),
             "sd_percent": statistics.stdev(known),
             "mean_percent": statistics.fmean(known),

@@ -19,6 +19,7 @@ def known_noise(model: str, source: str) -> str:
         if (row["model"], row["source"]) == (model, source):
             return (
                 f"relative NE of single pairs scattered by {row['sd_percent']:.3f} % (standard deviation, "
-                f"{row['pairs']} pairs of {row['model']} {row['preset']} on {row['source']})."
+                f"{row['pairs']} pairs of {model} {row['preset']} on {source}, batch {row['batch_size']}, "
+                f"epochs {row['epochs']})."
             )
     return f"not measured for {model} on {source}; `--seeds 5` gives an interval."
