@@ -49,7 +49,7 @@ def main() -> None:
         data=f"synthetic?rows={args.rows}",
         preset=args.preset,
         train=TrainConfig(
-            batch_size=args.batch_size, device="cuda", compile=True, lr_dense=1e-3, checkpoint_every_s=None
+            batch_size=args.batch_size, device="cuda", compile=True, lr_dense=5e-4, checkpoint_every_s=None
         ),
         requirement=Requirement(min_speedup=None, deny=("emulated.*",)),
         seeds=args.seeds,
@@ -118,6 +118,7 @@ def _metrics(result: JobResult, plans: dict[str, Plan], timings: dict[str, Timin
             metrics[f"step_speedup@{name}"] = ratio.median
             metrics[f"step_speedup_low@{name}"] = ratio.low
             metrics[f"step_speedup_high@{name}"] = ratio.high
+            metrics[f"measured_saved_us@{name}"] = timings["bf16"].p50_us - timing.p50_us
     for name, plan in plans.items():
         for part in coverage_of(plan, result.profile):
             metrics[f"fp8_sites@{name}.{part.gemm_pass}"] = part.sites_fp8
@@ -151,13 +152,15 @@ def _wins(profile: Profile) -> dict[str, float]:
         key = (table.m[i], table.n[i], table.k[i], table.pass_[i])
         best.setdefault(key, {})[name] = table.p50_us[i]
     ratios = []
-    for times in best.values():
+    metrics: dict[str, float] = {}
+    for (m, n, k, pass_), times in best.items():
         bf16 = times.get("high_precision.bf16")
         fp8 = [v for k, v in times.items() if k != "high_precision.bf16"]
         if bf16 and fp8:
             ratios.append(bf16 / min(fp8))
+            metrics[f"best_fp8_product_speedup@{pass_}.{m}x{n}x{k}"] = ratios[-1]
     wins = sum(r >= 1.05 for r in ratios)
-    return {"products_with_fp8": len(ratios), "products_won_by_fp8_operands_ready": wins}
+    return metrics | {"products_with_fp8": len(ratios), "products_won_by_fp8_operands_ready": wins}
 
 
 def _details(

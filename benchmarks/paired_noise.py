@@ -2,8 +2,8 @@
 
     python benchmarks/paired_noise.py --out OUT [--pairs 8] [--only dcnv2:adult]
 
-Runs the main job with several pairs for each model and data, on the CPU, and writes `paired_noise_cpu.json` (a
-benchmark record) and `paired_noise.json`, the table that the package carries.
+Runs the main job with several pairs for each model and data, on the CPU, and writes `paired_noise_cpu.json`
+(a benchmark record) and `paired_noise.json`, the table that the package carries.
 """
 
 from __future__ import annotations
