@@ -237,6 +237,32 @@ def test_settles_once_intervals_are_narrow() -> None:
     assert answers[-1] is True
 
 
+def test_a_step_that_never_came_is_not_counted() -> None:
+    """After 5 steps the sixth is to be timed, after 7 the eighth is to be observed; the loop ends before."""
+    for steps, every in ((5, 100), (7, 4)):
+        model = model_of()
+        with loka.Probe(model, every=every) as probe:
+            train(model, steps, probe)
+        assert probe.state_dict()["observed"].item() == steps // every
+        assert not any(m._forward_hooks for m in model.modules())
+        assert (probe.shares is None) == (steps == 5)
+
+
+def test_a_step_that_fails_is_not_counted() -> None:
+    model = model_of()
+    probe = loka.Probe(model, every=2)
+
+    def loop() -> None:
+        with probe:
+            train(model, 3, probe)
+            model(torch.randn(B, K + 1))  # would have been observed
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        loop()
+    assert probe.state_dict()["observed"].item() == 1
+    assert not any(m._forward_hooks for m in model.modules())
+
+
 def test_wrong_use_says_what_is_wrong() -> None:
     with pytest.raises(UsageError, match="nothing to observe"):
         loka.Probe(nn.ReLU())
@@ -274,6 +300,7 @@ def test_timed_tables_cover_every_real_kernel_and_cast_pair() -> None:
     """On the CPU's own kernels: which rows exist, not how long they took."""
     here, where = device_of("cpu"), torch.device("cpu")
     sites = [Site("s", "linear", 32, 48, True, 16), Site("t", "linear", 1, 32, True, 16)]
+    before = torch.get_rng_state()
     products, notes = time_products(sites, here, where, on_shape=lambda _: None)
     assert notes == []
     assert all(products.vetted)
@@ -283,6 +310,7 @@ def test_timed_tables_cover_every_real_kernel_and_cast_pair() -> None:
     assert not any("emulated" in name for name in products.kernel)
     dtypes = dict.fromkeys(Operand, torch.float32)
     casts = time_casts(sites, here, where, dtypes=dtypes, on_shape=lambda _: None)
+    assert torch.equal(torch.get_rng_state(), before)  # a training that goes on draws as if untimed
     sets = {(r, c, tuple(s)) for r, c, s in zip(casts.rows, casts.columns, casts.specs, strict=True)}
     upright = OperandSpec.of(Format.E4M3, Granularity.TENSORWISE, pad=16)
     assert (16, 48, (upright,)) in sets

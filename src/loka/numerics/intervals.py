@@ -6,6 +6,7 @@ Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4); its quantile is 
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from loka.errors import UsageError
 
-__all__ = ["Interval", "mean_interval", "student_t_cdf", "student_t_quantile"]
+__all__ = ["Interval", "interval_around", "mean_interval", "student_t_cdf", "student_t_quantile"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ def student_t_cdf(t: float, *, df: int) -> float:
     return 0.5 + central / 2
 
 
+@functools.lru_cache(maxsize=4096)
 def student_t_quantile(p: float, *, df: int) -> float:
     """The t with P(T <= t) = p, to the last digits of a float.
 
@@ -94,9 +96,24 @@ def mean_interval(values: Sequence[float], *, level: float = 0.9) -> Interval:
     """
     if len(values) < 2:
         raise UsageError(f"an interval of a mean needs at least two values, got {len(values)}")
+    return interval_around(statistics.fmean(values), statistics.stdev(values), count=len(values), level=level)
+
+
+def interval_around(mean: float, deviation: float, *, count: int, level: float = 0.9) -> Interval:
+    """Student's t interval for a mean whose values are summed up already.
+
+    Args:
+        mean: Of the values.
+        deviation: Their sample standard deviation.
+        count: Their number, at least two.
+        level: Coverage in (0, 1).
+
+    Raises:
+        UsageError: if there are fewer than two values, or the level is not in (0, 1).
+    """
+    if count < 2:
+        raise UsageError(f"an interval of a mean needs at least two values, got {count}")
     if not 0.0 < level < 1.0:
         raise UsageError(f"the level of an interval must lie in (0, 1), got {level}")
-    mean = statistics.fmean(values)
-    half = student_t_quantile((1 + level) / 2, df=len(values) - 1)
-    half *= statistics.stdev(values) / math.sqrt(len(values))
-    return Interval(mean, mean - half, mean + half, level, len(values))
+    half = student_t_quantile((1 + level) / 2, df=count - 1) * deviation / math.sqrt(count)
+    return Interval(mean, mean - half, mean + half, level, count)

@@ -78,13 +78,13 @@ class Observer:
         for name, module in self._linears.items():
             self._handles.append(module.register_forward_hook(self._forward_hook(name), with_kwargs=True))
 
-    def disarm(self) -> None:
-        """Remove the hooks; sites whose gradient never arrived hand over what they have."""
+    def disarm(self, *, hand_over: bool = True) -> None:
+        """Remove the hooks; sites whose gradient never arrived hand over what they have, or drop it."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         waiting, self._waiting = self._waiting, {}
-        for name, captured in waiting.items():
+        for name, captured in waiting.items() if hand_over else ():
             self._on_captured(name, captured)
 
     def _forward_hook(self, name: str) -> Callable[..., None]:

@@ -92,7 +92,7 @@ class Probe:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._finish()
+        self._finish(stepped=False)
         self._inside = False
 
     def step(self) -> bool:
@@ -110,7 +110,7 @@ class Probe:
         observed = self._observing
         plain = not (observed or self._watch or self._profiler)
         self._clock(plain)
-        self._finish()
+        self._finish(stepped=True)
         self._seen += 1
         self._prepare()
         return observed and self._settled()
@@ -137,7 +137,8 @@ class Probe:
             profiler.start()
             self._profiler = profiler
 
-    def _finish(self) -> None:
+    def _finish(self, *, stepped: bool) -> None:
+        """Take down what `_prepare` set up; a step that never came to its end does not count."""
         if self._watch is not None:
             self._watch.__exit__(None, None, None)
             found = self._watch.sites()
@@ -148,13 +149,14 @@ class Probe:
                     site.name: trials_of(site, self._device) for site in found if site.plannable and site.rows
                 }
         if self._observing:
-            self._observer.disarm()
+            self._observer.disarm(hand_over=stepped)
             self._observing = False
-            self._observed += 1
+            self._observed += stepped
         if self._profiler is not None:
             events = self._profiler.stop()
             self._profiler = None
-            self._shares = shares_of(events, self.sites, self._device, step_us=self._median_step_us())
+            if stepped:
+                self._shares = shares_of(events, self.sites, self._device, step_us=self._median_step_us())
         if self._stance is not None:
             self._stance.__exit__(None, None, None)
             self._stance = None

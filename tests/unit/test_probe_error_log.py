@@ -1,0 +1,82 @@
+"""The log of errors against the plain formulas over all rows, bounded and restartable."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+import torch
+
+from loka.kernels import device_of
+from loka.numerics.intervals import mean_interval
+from loka.probe.error_log import ErrorLog
+from loka.probe.trial import Trial, trials_of
+from loka.vocab import Site
+
+
+def one_trial() -> Trial:
+    return trials_of(Site("s", "linear", 16, 32, True, 8), device_of("cpu"))[0]
+
+
+def rows_of(count: int) -> list[list[float]]:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.rand(count, 9, generator=generator, dtype=torch.float64) + 0.1
+    rows[:, 1] *= 1e-3
+    return rows.tolist()
+
+
+def log_of(rows: list[list[float]], trial: Trial, log: ErrorLog | None = None) -> ErrorLog:
+    log = log or ErrorLog()
+    for row in rows:
+        log.add("s", [trial], torch.tensor([row], dtype=torch.float64))
+        log.collect()
+    return log
+
+
+def test_means_maximum_and_interval_are_those_of_all_rows() -> None:
+    rows = rows_of(40)
+    table = log_of(rows, one_trial()).table()
+    levels = [10 * math.log10(row[0] / row[1]) for row in rows]
+    want = mean_interval(levels)
+    assert table.observations == [40]
+    assert table.sqnr_db == pytest.approx([want.mean], rel=1e-12)
+    assert table.sqnr_db_low == pytest.approx([want.low], rel=1e-12)
+    assert table.sqnr_db_high == pytest.approx([want.high], rel=1e-12)
+    assert table.row_max == [max(row[4] for row in rows)]
+    for column, index in (("row_p50", 2), ("row_p99", 3), ("bias", 5), ("mere", 6), ("underflow", 7)):
+        want_mean = statistics.fmean(row[index] for row in rows)
+        assert getattr(table, column) == pytest.approx([want_mean], rel=1e-12)
+
+
+def test_size_does_not_grow_and_a_resumed_log_goes_on_exactly() -> None:
+    rows, trial = rows_of(30), one_trial()
+    whole = log_of(rows, trial)
+    first = log_of(rows[:11], trial)
+    resumed = ErrorLog()
+    resumed.load(first.state())
+    log_of(rows[11:], trial, resumed)
+    assert {k: v.numel() for k, v in whole.state().items()} == {
+        k: v.numel() for k, v in first.state().items()
+    }
+    for key, tensor in whole.state().items():
+        assert torch.equal(tensor, resumed.state()[key])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_ruined_rows_stay_visible_whatever_their_order(order: int) -> None:
+    good, nan, plus, minus = rows_of(4)
+    nan[4] = math.nan
+    plus[5], minus[5] = math.inf, -math.inf
+    nan[3] = math.inf
+    table = log_of([good, nan, plus, minus][::order], one_trial()).table()
+    assert table.row_max == [1e30]
+    assert table.row_p99 == [1e30]
+    assert abs(table.bias[0]) == 1e30
+    assert table.observations == [4]
+
+
+def test_observations_without_a_finite_signal_are_left_out() -> None:
+    good, bad = rows_of(2)
+    bad[0] = math.nan
+    assert log_of([good, bad], one_trial()).table().observations == [1]
