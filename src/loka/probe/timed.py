@@ -67,15 +67,16 @@ def time_products(
 
 def _product_call(kernel: Kernel, problem: GemmProblem, where: torch.device) -> Callable[[], object]:
     spec_a, spec_b = kernel.operands(problem)
-    a = cast(_operand(problem.m, problem.k, spec_a, where), (spec_a,))[0]
-    b = cast(_operand(problem.n, problem.k, spec_b, where), (spec_b,))[0]
+    generator = torch.Generator(device=where).manual_seed(0)
+    a = cast(_operand(problem.m, problem.k, spec_a, generator), (spec_a,))[0]
+    b = cast(_operand(problem.n, problem.k, spec_b, generator), (spec_b,))[0]
     return lambda: kernel.matmul(a, b, out_dtype=torch.bfloat16)
 
 
-def _operand(rows: int, k: int, spec: OperandSpec, where: torch.device) -> Tensor:
+def _operand(rows: int, k: int, spec: OperandSpec, generator: torch.Generator) -> Tensor:
     """The tensor that autograd would hold: its transpose where the spec says so."""
     shape = (k, rows) if spec.transposed else (rows, k)
-    return torch.randn(shape, device=where, dtype=torch.bfloat16)
+    return torch.randn(shape, generator=generator, device=generator.device, dtype=torch.bfloat16)
 
 
 def _add_product(
@@ -123,7 +124,8 @@ def time_casts(
             wanted.setdefault((shapes[operand], dtypes[operand]), {}).update(dict.fromkeys(sets))
     for ((rows, columns), dtype), spec_sets in wanted.items():
         on_shape(f"casts {rows}x{columns}")
-        x = torch.randn(rows, columns, device=where, dtype=dtype)
+        generator = torch.Generator(device=where).manual_seed(0)
+        x = torch.randn(rows, columns, generator=generator, device=where, dtype=dtype)
         timings = measure(
             {str(i): _cast_call(x, s) for i, s in enumerate(spec_sets)}, device=where, rounds=_ROUNDS
         )

@@ -81,8 +81,8 @@ def measure(
     """Time every candidate once in each round.
 
     Args:
-        candidates: Name to a call without arguments. On a GPU it must be capturable, or it is timed by events
-            around the plain call.
+        candidates: Name to a call without arguments. On a GPU it must be capturable into a CUDA
+            graph: no host synchronisation.
         device: Where the calls run.
         rounds: Samples per candidate.
 

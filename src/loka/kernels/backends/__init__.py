@@ -1,1 +1,1 @@
-"""."""
+"""One library a file; `loka.kernels.registry` lists their kernels."""
