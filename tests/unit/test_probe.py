@@ -183,12 +183,13 @@ def test_compiled_model_is_observed() -> None:
 def test_evaluation_between_steps_is_left_out() -> None:
     model = model_of()
     with loka.Probe(model, every=1) as probe:
-        train(model, 1, probe)
-        model.eval()
-        model(100 * torch.randn(1000, K))
-        model.train()
-        train(model, 1, probe)
+        for _ in range(2):
+            model.eval()
+            model(100 * torch.randn(1000, K))
+            model.train()
+            train(model, 1, probe)
     assert probe.statistics["0"][Operand.INPUT].count.item() == B
+    assert [(site.calls, site.rows) for site in probe.sites] == [(1, B), (1, B)]
 
 
 def test_bad_rows_are_counted_and_kept_out() -> None:
@@ -220,6 +221,32 @@ def test_state_survives_a_resume() -> None:
     assert after.state_dict().keys() == state.keys()
     for key, tensor in after.state_dict().items():
         assert torch.equal(tensor, state[key])
+
+
+@pytest.mark.parametrize("stop", [3, 5, 7])
+def test_a_resumed_training_observes_the_steps_of_an_unbroken_one(stop: int) -> None:
+    """Also where the very next step is due: the sites, not found yet in the new process, are found there."""
+    batches = [torch.randn(B, K, generator=torch.Generator().manual_seed(i)) for i in range(12)]
+    model = model_of()
+
+    def run(probe: loka.Probe, some: list[torch.Tensor]) -> None:
+        with probe:
+            for x in some:
+                model(x).square().mean().backward()
+                model.zero_grad()
+                probe.step()
+
+    whole, before, after = (loka.Probe(model, every=3) for _ in range(3))
+    run(whole, batches)
+    run(before, batches[:stop])
+    after.load_state_dict(before.state_dict())
+    run(after, batches[stop:])
+    want, got = whole.state_dict(), after.state_dict()
+    assert got.keys() == want.keys()
+    for key, tensor in got.items():
+        assert torch.equal(tensor, want[key]), key
+    assert after.shares is None or after.shares.step_us > 0
+    assert after.profile().errors == whole.profile().errors
 
 
 def test_settles_once_intervals_are_narrow() -> None:

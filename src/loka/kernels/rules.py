@@ -9,7 +9,7 @@ from loka.vocab import Device, Format, GemmProblem, Support
 
 __all__ = ["emulated_rules", "scaled_mm_rules"]
 
-# Exact lists, not lower bounds. 9.0 has been run; 8.9 and 10.0 are what torch itself asks for, not tried here.
+# Exact lists, not lower bounds. 9.0 has been run; 8.9 and 10.0 are torch's own lists, not tried here.
 _TENSORWISE_ARCHS = {(8, 9), (9, 0), (10, 0)}
 _ROWWISE_ARCHS = {(9, 0), (10, 0)}
 

@@ -18,7 +18,8 @@ from loka.numerics import Moments
 from loka.probe.build import build_profile
 from loka.probe.error_log import ErrorLog
 from loka.probe.live import Captured, live_errors, site_generator
-from loka.probe.observer import Observer, SiteObservation
+from loka.probe.observer import Observer
+from loka.probe.state import sites_of_state, state_of_sites
 from loka.probe.step_profile import StepProfiler, shares_of
 from loka.probe.trial import Trial, trials_of
 from loka.sites import SiteWatch, plannable_linears
@@ -65,6 +66,7 @@ class Probe:
                 hint="attach Probe before wrappers that hide the modules",
             )
         self._model, self._every, self._seed = model, every, seed
+        self._linears = linears
         self._where = next(iter(linears.values())).get_parameter("weight").device
         self._device: Device = device_of(self._where)
         self._observer = Observer(
@@ -77,7 +79,7 @@ class Probe:
         self._watch: SiteWatch | None = None
         self._profiler: StepProfiler | None = None
         self._stance: AbstractContextManager[object] | None = None
-        self._seen = self._observed = 0
+        self._seen = self._observed = self._resumed_at = 0
         self._inside = self._observing = False
         self._last_clock: float | None = None
         self._plain_steps_us: list[float] = []
@@ -122,17 +124,22 @@ class Probe:
         self._last_clock = now
 
     def _prepare(self) -> None:
-        """Set up what the next step needs: finding sites, observing, or timing; at most one of them."""
-        if self._sites is None:
+        """Set up what the next step needs: finding sites, observing or timing.
+
+        The first step finds the sites. After a resume it is observed as well where that is due, so that a
+        resumed training observes the steps of an unbroken one.
+        """
+        known = self._sites is not None
+        if not known:
             self._force_eager()
-            self._watch = SiteWatch(self._model)
+            self._watch = SiteWatch(self._model, when=lambda: self._model.training)
             self._watch.__enter__()
-        elif (self._seen + 1) % self._every == 0:
+        if (self._seen + 1) % self._every == 0 and (known or self._trials):
             self._log.collect()
             self._force_eager()
             self._observing = True
             self._observer.arm(self._seen)
-        elif self._shares is None and self._seen >= _TIMED_STEP:
+        elif known and self._shares is None and self._seen - self._resumed_at >= _TIMED_STEP:
             profiler = StepProfiler(self._where.type)
             profiler.start()
             self._profiler = profiler
@@ -162,6 +169,8 @@ class Probe:
             self._stance = None
 
     def _force_eager(self) -> None:
+        if self._stance is not None:
+            return
         stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
         stance.__enter__()
         self._stance = stance
@@ -242,30 +251,21 @@ class Probe:
     def state_dict(self) -> dict[str, Tensor]:
         """Plain tensors of all that was learned, to be saved beside the model's."""
         state = {"seen": torch.tensor(self._seen), "observed": torch.tensor(self._observed)}
-        for name, site in self._observer.sites.items():
-            for operand, moments in site.moments.items():
-                for field, tensor in moments.tensors().items():
-                    state[f"moments\t{name}\t{operand}\t{field}"] = tensor.cpu()
-            state[f"m_seen\t{name}"] = torch.tensor(sorted(site.m_seen.items())).reshape(-1, 2)
-            state[f"passes\t{name}"] = torch.tensor([pass_ in site.passes for pass_ in Pass])
+        state |= state_of_sites(self._observer.sites)
         return state | {f"errors\t{key}": rows for key, rows in self._log.state().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state_dict` gave."""
         self._seen, self._observed = int(state["seen"]), int(state["observed"])
-        fields: dict[tuple[str, str], dict[str, Tensor]] = {}
-        for key, tensor in state.items():
-            kind, _, rest = key.partition("\t")
-            if kind == "moments":
-                name, operand, field = rest.split("\t")
-                fields.setdefault((name, operand), {})[field] = tensor.to(self._where)
-            elif kind == "m_seen":
-                site = self._observer.sites.setdefault(rest, SiteObservation())
-                site.m_seen.update(dict(tensor.tolist()))
-            elif kind == "passes":
-                site = self._observer.sites.setdefault(rest, SiteObservation())
-                site.passes.update(p for p, runs in zip(Pass, tensor.tolist(), strict=True) if runs)
-        for (name, operand), tensors in fields.items():
-            site = self._observer.sites.setdefault(name, SiteObservation())
-            site.moments[Operand(operand)] = Moments(**tensors)
+        self._resumed_at = self._seen
+        self._observer.sites = sites_of_state(state, where=self._where)
         self._log.load({k.partition("\t")[2]: v for k, v in state.items() if k.startswith("errors\t")})
+        self._trials = {name: self._trials_at(name) for name in self._observer.sites if name in self._linears}
+
+    def _trials_at(self, name: str) -> list[Trial]:
+        """The trials of a site that was seen before, before this process has seen it."""
+        linear = self._linears[name]
+        rows = max(self._observer.sites[name].m_seen, default=1)
+        bias = linear.bias is not None
+        site = Site(name, "linear", linear.out_features, linear.in_features, bias, rows)
+        return trials_of(site, self._device)

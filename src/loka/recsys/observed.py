@@ -18,6 +18,7 @@ from loka.recsys.predict import forward
 from loka.recsys.source import Source, Split
 from loka.recsys.trainer import Trainer
 from loka.recsys.training_step import StepInfo, TrainResult
+from loka.sites import find_sites
 
 __all__ = [
     "ObservedRun",
@@ -113,11 +114,12 @@ def _run_once(trainer: Trainer, source: Source) -> None:
     """Let Probe find the sites of a run that was over before: no step was left that would have shown them."""
     batch = next(iter(source.batches(Split.TRAIN, trainer.config.batch_size)), None)
     if batch is not None:
-        trainer.model.eval()
-        with torch.no_grad():
-            tasks = len(source.schema.tasks)
-            forward(trainer.model, batch.to(trainer.device), dtype=trainer.config.dtype, tasks=tasks)
-        trainer.model.train()
+        tasks, dtype = len(source.schema.tasks), trainer.config.dtype
+        trainer.model.train()  # Probe leaves evaluation out
+        # It leaves buffers and random numbers as they were.
+        find_sites(
+            trainer.model, lambda: forward(trainer.model, batch.to(trainer.device), dtype=dtype, tasks=tasks)
+        )
 
 
 def write_learned(run: ObservedRun, directory: Path) -> Profile:

@@ -59,10 +59,14 @@ class Recorder(TorchFunctionMode):
     Args:
         model: Its modules' forwards and its Parameters give the names.
         names: Module to qualified name.
+        when: Asked at every call whether it counts. What does not count is not kept alive either.
     """
 
-    def __init__(self, model: nn.Module, names: dict[nn.Module, str]) -> None:
+    def __init__(
+        self, model: nn.Module, names: dict[nn.Module, str], *, when: Callable[[], bool] = lambda: True
+    ) -> None:
         super().__init__()
+        self._when = when
         self.found: list[Recorded] = []
         self._names = names
         self._stack: list[nn.Module] = []
@@ -82,6 +86,8 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """Note what is asked for, then let it run."""
         kwargs = kwargs or {}
+        if not self._when():
+            return func(*args, **kwargs)
         for product in products_of(func, args, kwargs):
             self._note(product)
         out = func(*args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from types import TracebackType
 
 from torch import nn
@@ -20,12 +21,16 @@ class SiteWatch:
 
     `find_sites` runs a batch itself; this one is for a training loop that is not ours. Compiled code must be
     made to run eagerly meanwhile (`torch.compiler.set_stance("force_eager")`).
+
+    Args:
+        model: Whose products.
+        when: Asked at every product whether it counts, such as `lambda: model.training`; all do by default.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, when: Callable[[], bool] = lambda: True) -> None:
         self._model = model
         self._names = module_names(model)
-        self._recorder = Recorder(model, self._names)
+        self._recorder = Recorder(model, self._names, when=when)
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> SiteWatch:

@@ -1,0 +1,50 @@
+"""What Probe learned of a model's sites, as plain tensors to be saved beside the model's.
+
+Keys, their parts separated by tabs: `moments site operand field`; `m_seen site`, int64 [n, 2]: rows of a call
+and how often; `passes site`, bool [3] in the order of `Pass`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from loka.numerics import Moments
+from loka.probe.observer import SiteObservation
+from loka.vocab import Operand, Pass
+
+__all__ = ["sites_of_state", "state_of_sites"]
+
+
+def state_of_sites(sites: Mapping[str, SiteObservation]) -> dict[str, Tensor]:
+    """The observations of every site as tensors on the CPU."""
+    state: dict[str, Tensor] = {}
+    for name, site in sites.items():
+        for operand, moments in site.moments.items():
+            for field, tensor in moments.tensors().items():
+                state[f"moments\t{name}\t{operand}\t{field}"] = tensor.cpu()
+        state[f"m_seen\t{name}"] = torch.tensor(sorted(site.m_seen.items())).reshape(-1, 2)
+        state[f"passes\t{name}"] = torch.tensor([pass_ in site.passes for pass_ in Pass])
+    return state
+
+
+def sites_of_state(state: Mapping[str, Tensor], *, where: torch.device) -> dict[str, SiteObservation]:
+    """The inverse of `state_of_sites`, statistics on the device `where`; other keys are left alone."""
+    sites: dict[str, SiteObservation] = {}
+    fields: dict[tuple[str, Operand], dict[str, Tensor]] = {}
+    for key, tensor in state.items():
+        kind, _, rest = key.partition("\t")
+        if kind == "moments":
+            name, operand, field = rest.split("\t")
+            fields.setdefault((name, Operand(operand)), {})[field] = tensor.to(where)
+        elif kind == "m_seen":
+            sites.setdefault(rest, SiteObservation()).m_seen = Counter(dict(tensor.tolist()))
+        elif kind == "passes":
+            ran = {pass_ for pass_, runs in zip(Pass, tensor.tolist(), strict=True) if runs}
+            sites.setdefault(rest, SiteObservation()).passes = ran
+    for (name, operand_), tensors in fields.items():
+        sites.setdefault(name, SiteObservation()).moments[operand_] = Moments(**tensors)
+    return sites
