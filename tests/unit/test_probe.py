@@ -223,7 +223,7 @@ def test_state_survives_a_resume() -> None:
         assert torch.equal(tensor, state[key])
 
 
-@pytest.mark.parametrize("stop", [3, 5, 7])
+@pytest.mark.parametrize("stop", [2, 3, 5])
 def test_a_resumed_training_observes_the_steps_of_an_unbroken_one(stop: int) -> None:
     """Also where the very next step is due: the sites, not found yet in the new process, are found there."""
     batches = [torch.randn(B, K, generator=torch.Generator().manual_seed(i)) for i in range(12)]

@@ -134,7 +134,7 @@ class Probe:
             self._force_eager()
             self._watch = SiteWatch(self._model, when=lambda: self._model.training)
             self._watch.__enter__()
-        if (self._seen + 1) % self._every == 0 and (known or self._trials):
+        if (self._seen + 1) % self._every == 0 and (known or self._resumed_at):
             self._log.collect()
             self._force_eager()
             self._observing = True
@@ -176,7 +176,8 @@ class Probe:
         self._stance = stance
 
     def _try_live(self, name: str, captured: Captured) -> None:
-        trials = self._trials.get(name)
+        # Before the sites are known (the first step after a resume) every linear that ran is one.
+        trials = self._trials.get(name) if self._sites is not None else self._trials_at(name)
         if trials:
             generator = site_generator(self._seed, name, f"live/{self._seen}")
             self._log.add(name, trials, live_errors(captured, trials, generator))
@@ -260,10 +261,9 @@ class Probe:
         self._resumed_at = self._seen
         self._observer.sites = sites_of_state(state, where=self._where)
         self._log.load({k.partition("\t")[2]: v for k, v in state.items() if k.startswith("errors\t")})
-        self._trials = {name: self._trials_at(name) for name in self._observer.sites if name in self._linears}
 
     def _trials_at(self, name: str) -> list[Trial]:
-        """The trials of a site that was seen before, before this process has seen it."""
+        """The trials of a linear that the observer has just seen."""
         linear = self._linears[name]
         rows = max(self._observer.sites[name].m_seen, default=1)
         bias = linear.bias is not None
