@@ -26,19 +26,15 @@ def diff(
     The exit code is 0 whether they differ or not.
     """
     set_level(talk)
-    from loka.artifacts import read_plan
+    from loka.api import load_plan
     from loka.cli.output import print_json, print_tables
     from loka.dispatch.explain import plan_changes, render_diff
-    from loka.dispatch.planner_checks import validate_plan
 
-    plans = []
-    for path in (old, new):
-        plans.append(read_plan(path))
-        validate_plan(plans[-1], where=str(path))
+    before, after = load_plan(old), load_plan(new)
     if json:
-        changes = plan_changes(*plans)
+        changes = plan_changes(before, after)
         print_json(
             [{"site": c.site, "pass": c.pass_, "old": c.old, "new": c.new, "why": c.why} for c in changes]
         )
     else:
-        print_tables(render_diff(*plans))
+        print_tables(render_diff(before, after))

@@ -49,12 +49,12 @@ def train(
     set_level(talk)
     if emulate and plan is None:
         raise UsageError("--emulate needs a plan", hint="add --plan PLAN")
-    from loka.artifacts import read_plan, write_benchmark
+    from loka.api import load_plan
+    from loka.artifacts import write_benchmark
     from loka.cli.configs import job_config
     from loka.cli.metrics_view import flat_metrics, metrics_table
     from loka.cli.output import print_json, print_tables
     from loka.dispatch import apply_plan
-    from loka.dispatch.planner_checks import validate_plan
     from loka.recsys import Trainer
     from loka.recsys.job import BASELINE, PLANNED, plan_digest
     from loka.recsys.job_check import check_job
@@ -70,8 +70,7 @@ def train(
     identity: dict[str, Any] = {"verb": "train", **job.identity(), "plan": None, "emulate": emulate}
     network = fresh_model(job, rows, job.train.seed).to(job.train.device)
     if plan is not None:
-        chosen = read_plan(plan)
-        validate_plan(chosen, where=str(plan))
+        chosen = load_plan(plan)
         apply_plan(network, chosen, emulate=emulate)
         identity["plan"] = plan_digest(chosen)
     trainer = Trainer(

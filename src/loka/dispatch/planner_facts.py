@@ -119,10 +119,6 @@ class Facts:
         """The error of a recipe at a site."""
         return self.errors.get((site, pass_, a.recipe_key, b.recipe_key, str(accumulation)))
 
-    def loss_change(self, site: str, pass_: Pass, a: OperandSpec, b: OperandSpec) -> LossChange | None:
-        """What switching the pass does to the loss."""
-        return self.loss.get((site, pass_, a.recipe_key, b.recipe_key))
-
     def product(self, problem: GemmProblem, kernel: str) -> ProductTime | None:
         """The time of a product."""
         return self.products.get((problem.m, problem.n, problem.k, problem.pass_, kernel))
