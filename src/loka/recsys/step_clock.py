@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from dataclasses import dataclass
 
 import torch
 
 __all__ = ["StepClock", "StepSpeed"]
+
+_KEPT_STEPS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +19,7 @@ class StepSpeed:
     """Speed of the timed steps.
 
     Attributes:
-        steps: Number of timed steps.
+        steps: Number of timed steps; of a long run the last 100,000.
         steps_per_s: Timed steps over their summed time.
         rows_per_s: Their rows over the same.
         median_step_us: Median time of a step, microseconds.
@@ -43,8 +46,10 @@ class StepClock:
     def __init__(self, device: torch.device, *, warm_up: int = 10) -> None:
         self._cuda = device.type == "cuda"
         self._warm_up = warm_up
-        self._times_s: list[float] = []
-        self._rows: list[int] = []
+        self._seen = 0
+        # Bounded: a run of months must not keep every step.
+        self._times_s: deque[float] = deque(maxlen=_KEPT_STEPS)
+        self._rows: deque[int] = deque(maxlen=_KEPT_STEPS)
         self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._begun: float | torch.cuda.Event = 0.0
 
@@ -62,6 +67,7 @@ class StepClock:
     def stop(self, rows: int) -> None:
         """The step ends; it took in this many rows."""
         end = self._now()
+        self._seen += 1
         self._rows.append(rows)
         if isinstance(end, float) and isinstance(self._begun, float):
             self._times_s.append(end - self._begun)
@@ -79,8 +85,9 @@ class StepClock:
         while self._pending:
             self._pending[0][1].synchronize()
             self._collect()
-        skipped = min(self._warm_up, len(self._times_s) // 2)
-        times, rows = self._times_s[skipped:], self._rows[skipped:]
+        warming_up = max(0, self._warm_up - (self._seen - len(self._times_s)))
+        skipped = min(warming_up, len(self._times_s) // 2)
+        times, rows = list(self._times_s)[skipped:], list(self._rows)[skipped:]
         if not times:
             return None
         total = sum(times)

@@ -16,12 +16,14 @@ class Site:
 
     Attributes:
         name: Qualified name of the module (`tower.mlp.0`), or of the parameter for a functional product.
-        kind: `linear` (an nn.Linear, can be planned) or `functional` (listed, not planned).
+        kind: `linear` (an nn.Linear, can be planned), `functional` (another product with a Parameter) or
+            `interaction` (both operands are activations); the last two are listed, not planned.
         n: Output features N.
         k: Input features K.
         bias: Whether a bias is added.
         rows: M seen when the batch was run: the product of the input's leading dimensions.
-        calls: Calls in one forward.
+        calls: Calls in one forward; in one training step where Probe found the site, so gradient
+            accumulation counts every forward.
         input_group: Sites with the same number were given the same input tensor.
         parameter: Qualified name of the weight.
         not_planned: Why the site cannot be planned; empty when it can.
