@@ -12,6 +12,9 @@ BIN    := $(VENV)/bin
 #   make demo TORCH_FLAGS="--index-url https://download.pytorch.org/whl/cpu"
 TORCH_FLAGS ?=
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# Threads that wait sleep: spinning ones take the cores from each other where other programs run too, which
+# made the demo 20 times slower on two busy cores. No number depends on it.
+export OMP_WAIT_POLICY ?= PASSIVE
 # Holds the folder it was made in: an environment that was moved or half made is made anew.
 STAMP  := $(VENV)/.installed
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
