@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from artifact_examples import plan, sites
@@ -163,8 +164,12 @@ def test_print_plan_shows_every_pass() -> None:
     assert re.search(r"tower\.0 +wgrad +high_precision\.bf16 +0 rejected +pinned by", text)
     assert "not planned: tower.cross.weight: functional" in text
     assert "override: tower.0 wgrad: high_precision.bf16, not torch.rowwise (pin `tower.0:wgrad`)" in text
+    same = plan().overrides[0].instead_of
+    without_effect = msgspec.structs.replace(plan().overrides[0], kernel=same)
+    pinned = msgspec.structs.replace(plan(), overrides=(*plan().overrides, without_effect))
+    assert plan_text(pinned) == text
     assert "3.2 us saved a step, loss +1.2e-05 relative (se 4.0e-06)" in text
-    assert "1 candidates were rejected; `loka show`" in text
+    assert "1 candidates were rejected; `loka show PLAN --site '*'`" in text
 
 
 def test_write_needs_a_folder(tmp_path: Path) -> None:

@@ -114,6 +114,8 @@ def test_rendered_plan() -> None:
     assert "others rejected]" in text
     detailed = _shown(render_plan(plan, rejected=True))
     assert "not emulated.mx_1x32" in detailed
+    assert " dB " in text.splitlines()[2]
+    assert " dB " not in detailed.splitlines()[2]  # nothing to say there without a profile
     assert "a coarser recipe passes" in detailed
     assert "functional" in _shown(render_plan(example_plan()))
 

@@ -231,6 +231,7 @@ def test_progress_says_nothing_on_stdout(
     with Progress("train", total_rows=1000, bar=False) as progress:
         progress.update(10, lambda: 0.9)
         progress.update(500, lambda: 0.81234, last=True)
+        progress.update(500, lambda: 0.81234, last=True)  # said already
     assert [r.message.split(",")[0] for r in caplog.records] == ["train: 500 of 1"]
     assert "NE 0.8123" in caplog.text
     with Progress("train", total_rows=None, bar=True, every_s=0.0) as progress:

@@ -48,12 +48,14 @@ def plan_text(plan: Plan) -> str:
     lines += ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
     lines += [f"not planned: {name}: {reason}" for name, reason in plan.unplanned.items()]
     lines += [
-        f"override: {o.site} {o.pass_}: {o.kernel}, not {o.instead_of} ({o.by})" for o in plan.overrides
+        f"override: {o.site} {o.pass_}: {o.kernel}, not {o.instead_of} ({o.by})"
+        for o in plan.overrides
+        if o.kernel != o.instead_of
     ]
     lines += ["", f"predicted: {_predicted(plan)}"]
     if plan.rejected:
         lines.append(
-            f"{len(plan.rejected)} candidates were rejected; `loka show` on the plan gives each reason"
+            f"{len(plan.rejected)} candidates were rejected; `loka show PLAN --site '*'` gives each reason"
         )
     return "\n".join(lines)
 

@@ -43,7 +43,7 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class SiteTable(_Table):
-    """One row a site. `m_*` are quantiles of the rows seen in one call; `calls` is calls in one forward."""
+    """One row a site. `m_*` are quantiles of the rows seen in one call; `calls` is calls in one step."""
 
     name: list[str] = []
     kind: list[str] = []

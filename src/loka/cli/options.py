@@ -119,7 +119,7 @@ class FolderOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequirementOptions:
-    """What a plan must keep. `none` lifts a limit."""
+    """What a plan must keep. `none` lifts one of the last two limits."""
 
     min_sqnr_db: Annotated[
         float, typer.Option(metavar="DB", help="Least SQNR of a product against FP32.")

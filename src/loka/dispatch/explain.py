@@ -86,9 +86,11 @@ def render_plan(plan: Plan, *, profile: Profile | None = None, rejected: bool = 
     table = Table(title=plan_headline(plan), title_justify="left")
     for column in ("site", "pass", "kernel", "recipe"):
         table.add_column(column, no_wrap=column != "recipe")
-    table.add_column("dB", justify="right")
+    if profile is not None:
+        table.add_column("dB", justify="right")
     table.add_column("reason")
     counts = Counter((r.site, r.pass_) for r in plan.rejected)
+    no_level = () if profile is None else ("",)
     for site in plan.sites:
         for pass_ in Pass:
             chosen = site.choices(pass_)[-1]
@@ -98,14 +100,14 @@ def render_plan(plan: Plan, *, profile: Profile | None = None, rejected: bool = 
                 reason += f" [{counts[site.name, pass_]} others rejected]"
             kernels = choices_text(site.choices(pass_))
             style = None if chosen.spec_a.is_quantized else "dim"
-            level = _level(facts, site, pass_)
-            table.add_row(site.name, str(pass_), kernels, recipe, level, _plain(reason), style=style)
+            level = () if facts is None else (_level(facts, site, pass_),)
+            table.add_row(site.name, str(pass_), kernels, recipe, *level, _plain(reason), style=style)
             for r in plan.rejected if rejected else ():
                 if r.site == site.name and r.pass_ is pass_:
                     recipe = f"{r.spec_a} x {r.spec_b}"
-                    table.add_row("", "", f"not {r.kernel}", recipe, "", _plain(r.reason), style="dim")
+                    table.add_row("", "", f"not {r.kernel}", recipe, *no_level, _plain(r.reason), style="dim")
     for name, reason in plan.unplanned.items():
-        table.add_row(name, "", "not planned", "", "", _plain(reason), style="dim")
+        table.add_row(name, "", "not planned", "", *no_level, _plain(reason), style="dim")
     return table
 
 
@@ -114,9 +116,9 @@ def _plain(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-def _level(facts: Facts | None, site: SitePlan, pass_: Pass) -> str:
+def _level(facts: Facts, site: SitePlan, pass_: Pass) -> str:
     chosen = site.choices(pass_)[-1]
-    if facts is None or not chosen.spec_a.is_quantized:
+    if not chosen.spec_a.is_quantized:
         return ""
     accumulation = kernel(chosen.kernel).accumulation
     found = facts.error(site.name, pass_, chosen.spec_a, chosen.spec_b, accumulation)

@@ -45,6 +45,7 @@ class Progress:
         self._every_s = every_s if every_s is not None else (0.5 if show else 10.0)
         self._bar: Bar | None = self._new_bar() if show else None
         self._begun = self._shown = time.monotonic()
+        self._logged_rows = -1
 
     def _new_bar(self) -> Bar:
         bar = Bar(
@@ -93,6 +94,9 @@ class Progress:
             task = self._bar.task_ids[0]
             self._bar.update(task, completed=rows, total=total, speed=f"{speed:,.0f}", ne=text)
             return
+        if rows == self._logged_rows:
+            return  # the last update of a run often repeats the one before
+        self._logged_rows = rows
         of = f" of {self._total:,}" if self._total is not None else ""
         left = ""
         if self._total is not None and speed > 0:
