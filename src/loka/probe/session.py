@@ -57,6 +57,8 @@ class Probe:
     """
 
     def __init__(self, model: nn.Module, *, every: int = 100, seed: int = 0) -> None:
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"Probe takes an nn.Module, got a {type(model).__name__}")
         if every < 1:
             raise UsageError(f"Probe(every={every}) must be at least 1")
         linears = plannable_linears(model)

@@ -44,8 +44,10 @@ class Requirement:
     def __post_init__(self) -> None:
         for name in ("min_sqnr_db", "max_row_error_p99", "max_loss_increase", "min_speedup"):
             value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
-                raise UsageError(f"Requirement({name}={value}) is not a finite number")
+            limit = value is None and name in ("max_loss_increase", "min_speedup")
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not limit and not (number and math.isfinite(value)):
+                raise UsageError(f"Requirement({name}={value!r}) is not a finite number")
         if self.max_row_error_p99 <= 0:
             raise UsageError(f"Requirement(max_row_error_p99={self.max_row_error_p99}) must be above 0")
         if self.min_speedup is not None and self.min_speedup <= 0:

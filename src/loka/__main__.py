@@ -1,0 +1,5 @@
+"""`python -m loka` is `loka`."""
+
+from loka.cli.main import main
+
+main()
