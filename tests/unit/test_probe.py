@@ -293,7 +293,7 @@ def test_a_step_that_fails_is_not_counted() -> None:
 def test_wrong_use_says_what_is_wrong() -> None:
     with pytest.raises(UsageError, match="nothing to observe"):
         loka.Probe(nn.ReLU())
-    with pytest.raises(UsageError, match="takes an nn.Module, got a str"):
+    with pytest.raises(UsageError, match="got a str"):
         loka.Probe("model")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="every=0"):
         loka.Probe(model_of(), every=0)
