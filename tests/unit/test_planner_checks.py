@@ -127,7 +127,7 @@ def test_differences_of_plans() -> None:
     assert "no difference" in _shown(render_diff(old, old))
     new = make_plan(profile, Requirement(pin={"b:dgrad": "bf16"}))
     changes = plan_changes(old, new)
-    assert [(c.site, c.pass_) for c in changes] == [("", "requirement"), ("b", "dgrad")]
+    assert [(c.site, c.pass_) for c in changes] == [("", "requirement: pin"), ("b", "dgrad")]
     assert changes[1].old == "emulated.tensorwise (e4m3.tensorwise x e4m3.tensorwise)"
     assert changes[1].new == "high_precision.bf16 (bf16 x bf16)"
     assert changes[1].why == "pinned by `b:dgrad`"

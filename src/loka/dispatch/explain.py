@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from loka.artifacts.plan import Plan, SitePlan
@@ -12,7 +12,7 @@ from loka.artifacts.plan_text import choices_text, plan_headline
 from loka.artifacts.profile import Profile
 from loka.dispatch.planner_facts import Facts
 from loka.kernels import kernel
-from loka.vocab import Pass, Site
+from loka.vocab import Pass, Requirement, Site
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -144,7 +144,10 @@ def plan_changes(old: Plan, new: Plan) -> list[PlanChange]:
             ("basis", old.basis, new.basis),
             ("device", old.device.name, new.device.name),
             ("model", old.model.sites[:12], new.model.sites[:12]),
-            ("requirement", old.requirement, new.requirement),
+            *(
+                (f"requirement: {f.name}", getattr(old.requirement, f.name), getattr(new.requirement, f.name))
+                for f in fields(Requirement)
+            ),
         )
         if a != b
     ]
