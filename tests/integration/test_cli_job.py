@@ -282,3 +282,26 @@ def test_doctor_vets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.code == 1
     assert "checks of kernels failed" in done.err
     assert "hint: " in done.err
+
+
+def test_a_short_file_is_observed_often_enough(tmp_path: Path) -> None:
+    """A file does not say how many rows it has; the run is short all the same."""
+    row = "\t".join([*["3"] * 13, *["68fd1e64"] * 26])
+    path = tmp_path / "log.tsv"
+    path.write_text("".join(f"{int(i % 3 == 0)}\t{row}\n" for i in range(600)))
+    arguments = ("dlrm", "--data", f"criteo:{path}?cardinality=100", "--batch-size", "64", "--device", "cpu")
+    done = loka("probe", *arguments, *SIZES[:4], "-o", tmp_path / "p", "--json")
+    assert done.code == 0
+    assert done.json["steps_seen"] == 8
+    assert done.json["steps_observed"] == 4
+
+
+def test_a_loss_that_is_not_defined_is_not_judged(tmp_path: Path) -> None:
+    """All test rows of one class: neither kept nor lost."""
+    row = "\t".join(["1", *["3"] * 13, *["68fd1e64"] * 26])
+    path = tmp_path / "log.tsv"
+    path.write_text(f"{row}\n" * 200)
+    arguments = ("dlrm", "--data", f"criteo:{path}?cardinality=100", "--batch-size", "32", "--device", "cpu")
+    done = loka("run", *arguments, *SIZES[:4], "-o", tmp_path / "r", "--json")
+    assert done.code == 0
+    assert done.json["keeps_the_loss"] is None

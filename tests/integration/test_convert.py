@@ -369,3 +369,16 @@ def test_convert_tied_weights_and_shared_modules() -> None:
     assert model.a.weight.grad is not None
     revert(model)
     assert type(model.again) is type(model.b) is nn.Linear
+
+
+def test_convert_revert_undoes_no_more_than_the_plan() -> None:
+    model = Model()
+    apply_plan(model, make_plan(model, everywhere("emulated.rowwise")))
+    last = model.bottom[2]
+    torch.nn.utils.parametrizations.weight_norm(last)
+    with pytest.raises(UsageError, match=r"cannot be taken off.*\n  bottom\.2  it was made a Parametrized"):
+        revert(model)
+    assert is_planned(model.bottom[0])
+    torch.nn.utils.parametrize.remove_parametrizations(last, "weight")
+    revert(model)
+    assert all(type(m) is nn.Linear for m in model.modules() if isinstance(m, nn.Linear))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -14,6 +15,7 @@ from loka.artifacts import (
     PLAN,
     PROFILE,
     Schema,
+    atomic,
     body_text,
     describe_environment,
     read_benchmark,
@@ -317,3 +319,15 @@ def test_files_are_readable_by_plain_json(tmp_path: Path) -> None:
     write_record(tmp_path / "r.json", "loka.run", value)
     assert json.loads((tmp_path / "r.json").read_text())["body"] == value
     assert msgspec.json.decode((tmp_path / "r.json").read_bytes())["body"] == value
+
+
+def test_a_read_only_file_system_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There even the clean-up of a file that was never made fails."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(atomic, "_write_synced", refused)
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(ArtifactError, match="Read-only file system"):
+        write_atomically(tmp_path / "plan.json", b"new")

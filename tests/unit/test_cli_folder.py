@@ -8,7 +8,7 @@ import pytest
 
 from loka.artifacts import read_record
 from loka.errors import ArtifactError, UsageError
-from loka.recsys.job_folder import take_folder
+from loka.recsys.job_folder import held_folder, take_folder
 
 IDENTITY = {"model": "dlrm", "overrides": {"top": (64, 32)}}
 
@@ -106,3 +106,25 @@ def test_overwrite_wants_a_run(tmp_path: Path) -> None:
 def test_overwrite_of_nothing(tmp_path: Path) -> None:
     take_folder(tmp_path / "new", IDENTITY, overwrite=True)
     assert _names(tmp_path / "new") == ["run.json"]
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
+    """The lock is of the open folder, so one process can play both."""
+    folder = _run_folder(tmp_path)
+    before = _names(folder)
+    with held_folder(folder, IDENTITY, resume=True):
+        for how in ({"resume": True}, {"overwrite": True}):
+            with (
+                pytest.raises(UsageError, match="another process is working"),
+                held_folder(folder, IDENTITY, **how),
+            ):
+                pass
+        assert _names(folder) == before
+    with held_folder(folder, IDENTITY, overwrite=True):
+        assert _names(folder) == ["run.json"]
+    with (
+        held_folder(tmp_path / "new", IDENTITY),
+        pytest.raises(UsageError),
+        held_folder(tmp_path / "new", {}),
+    ):
+        pass

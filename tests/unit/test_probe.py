@@ -344,3 +344,41 @@ def test_timed_tables_cover_every_real_kernel_and_cast_pair() -> None:
     upright = OperandSpec.of(Format.E4M3, Granularity.TENSORWISE, pad=16)
     assert (16, 48, (upright,)) in sets
     assert (16, 48, (upright, upright.with_transposed(True))) in sets
+
+
+def test_two_probes_in_one_loop_leave_torch_as_it_was() -> None:
+    """Each step's stance is put back by whoever ends last, in any order of ends."""
+    model = model_of()
+    compiled: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, example: object) -> Callable[..., object]:
+        compiled.append(1)
+        return graph.forward  # type: ignore[no-any-return]
+
+    first, second = loka.Probe(model, every=2), loka.Probe(model, every=3)
+    with first:
+        train(model, 1, first)
+        with second:
+            for _ in range(6):
+                train(model, 1, first)
+                second.step()
+            first.__exit__(None, None, None)
+    assert not any(m._forward_hooks for m in model.modules())
+    assert first.profile().errors.site
+    assert second.profile().errors.site
+    torch.compile(model, backend=backend)(torch.zeros(2, K))
+    assert compiled, "the process was left eager"
+
+
+def test_what_cannot_be_observed_is_told_with_its_reason() -> None:
+    with pytest.raises(UsageError, match=r"can be planned.*\n  0  its weight is torch.float64"):
+        loka.Probe(model_of().double())
+    model = model_of()
+    with loka.Probe(model, every=2) as probe:
+        train(model, 4, probe)
+    loose = loka.Requirement(min_sqnr_db=10, max_row_error_p99=1.0, max_loss_increase=None)
+    loka.apply_plan(model, loka.make_plan(probe.profile(), loose))
+    with pytest.raises(UsageError, match="carries a plan"):
+        loka.Probe(model)
+    with probe, pytest.raises(UsageError, match="attached already"), probe:
+        pass

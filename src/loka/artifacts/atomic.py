@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from pathlib import Path
@@ -41,7 +42,8 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
             f"cannot write `{path}`: {reason}", hint="check free space and permissions; nothing was changed"
         ) from error
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a read-only file system even this fails
+            beside.unlink(missing_ok=True)
 
 
 def _write_synced(path: Path, data: bytes) -> None:

@@ -38,23 +38,23 @@ def probe(
     from loka.cli.output import print_json, print_tables
     from loka.cli.profile_view import site_rows, sites_table
     from loka.recsys.job_check import check_job
-    from loka.recsys.job_folder import PROFILE_NAME, STATISTICS_NAME, take_folder
+    from loka.recsys.job_folder import PROFILE_NAME, STATISTICS_NAME, held_folder
     from loka.recsys.observed import observed_training, write_learned
 
     job = job_config(model, source, training, probe_every=probe_every)
     rows = check_job(job)
     identity = {"verb": "probe", **job.identity()}
-    take_folder(folder.out, identity, resume=folder.resume, overwrite=folder.overwrite)
-    run = observed_training(
-        job,
-        rows,
-        directory=folder.out,
-        arm="bf16",
-        resume=folder.resume,
-        on_ceiling=lambda found: logger.info("%s", ceiling_text(found.shares)),
-        bar=bar_wanted(),
-    )
-    profile = write_learned(run, folder.out)
+    with held_folder(folder.out, identity, resume=folder.resume, overwrite=folder.overwrite):
+        run = observed_training(
+            job,
+            rows,
+            directory=folder.out,
+            arm="bf16",
+            resume=folder.resume,
+            on_ceiling=lambda found: logger.info("%s", ceiling_text(found.shares)),
+            bar=bar_wanted(),
+        )
+        profile = write_learned(run, folder.out)
     for reason, count in rows.skipped.items():
         logger.warning("%s rows left out: %s", f"{count:,}", reason)
     sites = site_rows(profile)

@@ -58,7 +58,7 @@ def train(
     from loka.recsys import Trainer
     from loka.recsys.job import BASELINE, PLANNED, plan_digest
     from loka.recsys.job_check import check_job
-    from loka.recsys.job_folder import METRICS_NAME, take_folder
+    from loka.recsys.job_folder import METRICS_NAME, held_folder
     from loka.recsys.metrics import evaluate
     from loka.recsys.observed import fresh_model
     from loka.recsys.paired_result import JUDGED_SPLITS
@@ -82,19 +82,19 @@ def train(
         description=f"train {arm}",
         bar=bar_wanted(),
     )
-    take_folder(folder.out, identity, resume=folder.resume, overwrite=folder.overwrite)
-    if folder.resume:
-        trainer.resume()
-    result = trainer.train()
-    found: dict[str, dict[str, TaskMetrics]] = {}
-    for split in JUDGED_SPLITS:
-        predictions = trainer.evaluate(split)
-        write_predictions(folder.out / f"predictions-{split}.parquet", {arm: predictions})
-        found[str(split)] = evaluate(predictions)
-    for reason, count in rows.skipped.items():
-        logger.warning("%s rows left out: %s", f"{count:,}", reason)
-    numbers = flat_metrics(found, result)
-    write_benchmark(folder.out / METRICS_NAME, numbers, {"run": identity})
+    with held_folder(folder.out, identity, resume=folder.resume, overwrite=folder.overwrite):
+        if folder.resume:
+            trainer.resume()
+        result = trainer.train()
+        found: dict[str, dict[str, TaskMetrics]] = {}
+        for split in JUDGED_SPLITS:
+            predictions = trainer.evaluate(split)
+            write_predictions(folder.out / f"predictions-{split}.parquet", {arm: predictions})
+            found[str(split)] = evaluate(predictions)
+        for reason, count in rows.skipped.items():
+            logger.warning("%s rows left out: %s", f"{count:,}", reason)
+        numbers = flat_metrics(found, result)
+        write_benchmark(folder.out / METRICS_NAME, numbers, {"run": identity})
     if json:
         print_json({"arm": arm, "metrics": numbers, "skipped": rows.skipped, "folder": str(folder.out)})
     else:

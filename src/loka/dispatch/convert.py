@@ -15,7 +15,14 @@ from loka.artifacts.fingerprint import explain_difference, fingerprint
 from loka.artifacts.plan import Choice, Plan, SitePlan
 from loka.errors import PlanMismatchError, UsageError
 from loka.kernels import HIGH_PRECISION, Kernel, device_of, emulated_twin, kernel
-from loka.planned import is_high_precision, is_planned, routes_of, swap_in, swap_out
+from loka.planned import (
+    is_high_precision,
+    is_planned,
+    routes_of,
+    swap_in,
+    swap_out,
+    why_not_revertible,
+)
 from loka.sites import why_not_plannable
 from loka.vocab import Device, GemmProblem, Pass, Site
 
@@ -68,7 +75,22 @@ def apply_plan(
 
 
 def revert(model: nn.Module) -> nn.Module:
-    """Take the plan off the model again, in place and exactly; a model without one is left alone."""
+    """Take the plan off the model again, in place and exactly; a model without one is left alone.
+
+    Raises:
+        UsageError: for a planned module whose class was changed since; nothing is changed then.
+    """
+    lines = [
+        f"{name}  {reason}"
+        for name, module in model.named_modules()
+        if (reason := why_not_revertible(module))
+    ]
+    if lines:
+        raise UsageError(
+            "the plan cannot be taken off: modules were changed after it was applied",
+            lines=lines[:12],
+            hint="undo those changes first, for example with `parametrize.remove_parametrizations`",
+        )
     for module in model.modules():
         swap_out(module)
     return model

@@ -3,7 +3,7 @@
 from loka.planned.function import planned_product
 from loka.planned.linear import PlannedLinear, compute_dtype_of
 from loka.planned.routes import Route, Routes, is_high_precision, routes_of
-from loka.planned.swap import is_planned, swap_in, swap_out
+from loka.planned.swap import is_planned, swap_in, swap_out, why_not_revertible
 
 __all__ = [
     "PlannedLinear",
@@ -16,4 +16,5 @@ __all__ = [
     "routes_of",
     "swap_in",
     "swap_out",
+    "why_not_revertible",
 ]

@@ -14,7 +14,7 @@ from loka.planned.linear import PlannedLinear
 from loka.planned.routes import routes_of
 from loka.sites import why_not_plannable
 
-__all__ = ["is_planned", "swap_in", "swap_out"]
+__all__ = ["is_planned", "swap_in", "swap_out", "why_not_revertible"]
 
 
 def is_planned(module: nn.Module) -> bool:
@@ -47,8 +47,21 @@ def swap_in(module: nn.Linear, site_plan: SitePlan) -> None:
     module.routes = routes  # type: ignore[assignment]
 
 
+def why_not_revertible(module: nn.Module) -> str:
+    """Why `swap_out` would undo more than the plan; empty for any module that it can or need not change."""
+    if isinstance(module, PlannedLinear) and type(module) is not PlannedLinear:
+        return f"it was made a {type(module).__name__} after the plan was applied"
+    return ""
+
+
 def swap_out(module: nn.Module) -> None:
-    """Make a planned module the nn.Linear it was, in place; any other module is left alone."""
+    """Make a planned module the nn.Linear it was, in place; any other module is left alone.
+
+    Raises:
+        UsageError: for a planned module whose class was changed since (a parametrization, a sharding).
+    """
+    if reason := why_not_revertible(module):
+        raise UsageError(f"a planned linear cannot be reverted: {reason}", hint="undo that first")
     if isinstance(module, PlannedLinear):
         del module.site_plan, module.routes
         module.__class__ = nn.Linear  # type: ignore[assignment]

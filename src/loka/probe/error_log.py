@@ -105,7 +105,7 @@ class ErrorLog:
     def table(self) -> ErrorTable:
         """The profile's error table: means over observations, the worst for `row_max`."""
         table = ErrorTable()
-        for key, sums in self._sums.items():
+        for key, sums in sorted(self._sums.items(), key=lambda item: item[0]):  # a resumed run's order too
             site, pass_, spec_a, spec_b, accumulation, source = key
             sqnr = sums.sqnr()
             table.site.append(site)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from types import TracebackType
 
 import torch
@@ -15,14 +14,16 @@ from loka.artifacts.profile import Profile, StepShares
 from loka.errors import UsageError
 from loka.kernels import device_of
 from loka.numerics import Moments
+from loka.planned import is_planned
 from loka.probe.build import build_profile
+from loka.probe.eager import EAGER
 from loka.probe.error_log import ErrorLog
 from loka.probe.live import Captured, live_errors, site_generator
 from loka.probe.observer import Observer
 from loka.probe.state import sites_of_state, state_of_sites
 from loka.probe.step_profile import StepProfiler, shares_of
 from loka.probe.trial import Trial, trials_of
-from loka.sites import SiteWatch, plannable_linears
+from loka.sites import SiteWatch, plannable_linears, why_not_plannable
 from loka.vocab import Device, Operand, Pass, Site
 
 __all__ = ["Probe"]
@@ -63,10 +64,7 @@ class Probe:
             raise UsageError(f"Probe(every={every}) must be at least 1")
         linears = plannable_linears(model)
         if not linears:
-            raise UsageError(
-                f"{type(model).__name__} has no nn.Linear, so there is nothing to observe",
-                hint="attach Probe before wrappers that hide the modules",
-            )
+            raise _nothing_to_observe(model)
         self._model, self._every, self._seed = model, every, seed
         self._linears = linears
         self._where = next(iter(linears.values())).get_parameter("weight").device
@@ -80,7 +78,7 @@ class Probe:
         self._shares: StepShares | None = None
         self._watch: SiteWatch | None = None
         self._profiler: StepProfiler | None = None
-        self._stance: AbstractContextManager[object] | None = None
+        self._forces_eager = False
         self._seen = self._observed = self._resumed_at = 0
         self._inside = self._observing = False
         self._last_clock: float | None = None
@@ -89,6 +87,8 @@ class Probe:
     # --- the loop -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Probe:
+        if self._inside:
+            raise UsageError("this Probe is attached already", hint="make one Probe for each `with` block")
         self._inside = True
         self._prepare()
         return self
@@ -166,16 +166,14 @@ class Probe:
             self._profiler = None
             if stepped:
                 self._shares = shares_of(events, self.sites, self._device, step_us=self._median_step_us())
-        if self._stance is not None:
-            self._stance.__exit__(None, None, None)
-            self._stance = None
+        if self._forces_eager:
+            self._forces_eager = False
+            EAGER.release()
 
     def _force_eager(self) -> None:
-        if self._stance is not None:
-            return
-        stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
-        stance.__enter__()
-        self._stance = stance
+        if not self._forces_eager:
+            self._forces_eager = True
+            EAGER.hold()
 
     def _try_live(self, name: str, captured: Captured) -> None:
         # Before the sites are known (the first step after a resume) every linear that ran is one.
@@ -232,7 +230,8 @@ class Probe:
         if not self._observed or not self._sites:
             raise UsageError(
                 f"no step was observed in {self._seen} steps with every={self._every}",
-                hint="train longer, or observe more often with a smaller `every`",
+                hint="train longer, or observe more often with a smaller `every`; steps count where the "
+                "model that Probe was given runs in training mode",
             )
         timed = self._where.type == "cuda" if time_kernels is None else time_kernels
         if timed and self._where.type != "cuda":
@@ -271,3 +270,22 @@ class Probe:
         bias = linear.bias is not None
         site = Site(name, "linear", linear.out_features, linear.in_features, bias, rows)
         return trials_of(site, self._device)
+
+
+def _nothing_to_observe(model: nn.Module) -> UsageError:
+    name = type(model).__name__
+    linears = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    if any(is_planned(module) for _, module in linears):
+        return UsageError(
+            f"{name} carries a plan, so there is nothing to observe", hint="call `loka.revert(model)` first"
+        )
+    if linears:
+        return UsageError(
+            f"no nn.Linear of {name} can be planned, so there is nothing to observe",
+            lines=[f"{n or name}  {why_not_plannable(module)}" for n, module in linears[:12]],
+            hint="`loka.find_sites` lists every product with its reason",
+        )
+    return UsageError(
+        f"{name} has no nn.Linear, so there is nothing to observe",
+        hint="attach Probe before wrappers that hide the modules",
+    )

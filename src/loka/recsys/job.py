@@ -24,7 +24,7 @@ from loka.recsys.comparison import Comparison
 from loka.recsys.coverage import coverage_of
 from loka.recsys.job_check import check_job
 from loka.recsys.job_config import JobConfig
-from loka.recsys.job_folder import COMPARISON_NAME, PLAN_NAME, PROFILE_NAME, take_folder
+from loka.recsys.job_folder import COMPARISON_NAME, PLAN_NAME, PROFILE_NAME, held_folder
 from loka.recsys.noise import known_noise
 from loka.recsys.observed import fresh_model, observed_training, write_learned
 from loka.recsys.paired import run_arm
@@ -58,9 +58,10 @@ class JobResult:
 
     @property
     def keeps_the_loss(self) -> bool | None:
-        """Whether the relative NE change may lie within the requirement; None where it has no limit.
+        """Whether the relative NE change may lie within the requirement.
 
-        False only when the whole interval lies above the limit, or the planned run alone diverged.
+        None where it has no limit, or where no NE is defined (no test rows, or all of one class). False only
+        when the whole interval lies above the limit, or the planned run alone diverged.
         """
         limit = self.plan.requirement.max_loss_increase
         if limit is None:
@@ -68,7 +69,9 @@ class JobResult:
         if self.comparison.diverged[PLANNED] > self.comparison.diverged[BASELINE]:
             return False
         changes = [task.relative_ne_percent for task in self.comparison.tasks]
-        return all((c.low if c.low is not None else c.difference or 0.0) <= 100 * limit for c in changes)
+        lowest = [c.difference if c.low is None else c.low for c in changes]
+        judged = [value for value in lowest if value is not None]
+        return all(value <= 100 * limit for value in judged) if judged else None
 
 
 def run_job(
@@ -97,15 +100,15 @@ def run_job(
         LokaError: whatever the stages raise.
     """
     source = check_job(job)
-    take_folder(directory, job.identity(), resume=resume, overwrite=overwrite)
-    baseline, profile = _observe(job, source, directory, resume=resume, on_ceiling=on_ceiling, bar=bar)
-    plan = _plan(job, profile, directory, resume=resume)
-    if on_plan is not None:
-        on_plan(plan)
-    paired = _train_pairs(job, source, plan, baseline, directory, resume=resume, bar=bar)
-    comparison = _compare(job, source, profile, plan, paired)
-    paired.write_predictions(directory)
-    write_record(directory / COMPARISON_NAME, "loka.comparison", comparison.to_dict())
+    with held_folder(directory, job.identity(), resume=resume, overwrite=overwrite):
+        baseline, profile = _observe(job, source, directory, resume=resume, on_ceiling=on_ceiling, bar=bar)
+        plan = _plan(job, profile, directory, resume=resume)
+        if on_plan is not None:
+            on_plan(plan)
+        paired = _train_pairs(job, source, plan, baseline, directory, resume=resume, bar=bar)
+        comparison = _compare(job, source, profile, plan, paired)
+        paired.write_predictions(directory)
+        write_record(directory / COMPARISON_NAME, "loka.comparison", comparison.to_dict())
     return JobResult(profile, plan, comparison, paired)
 
 

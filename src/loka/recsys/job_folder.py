@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,9 @@ from loka.artifacts import read_record, write_record
 from loka.errors import ArtifactError, UsageError
 from loka.recsys.checkpoint import CHECKPOINT_NAME
 
+if sys.platform != "win32":
+    import fcntl
+
 __all__ = [
     "COMPARISON_NAME",
     "METRICS_NAME",
@@ -20,8 +27,11 @@ __all__ = [
     "PROFILE_NAME",
     "RUN_NAME",
     "STATISTICS_NAME",
+    "held_folder",
     "take_folder",
 ]
+
+logger = logging.getLogger("loka")
 
 RUN_NAME = "run.json"
 PROFILE_NAME = "profile.json"
@@ -45,6 +55,49 @@ _RUN_FILE = re.compile(rf"({_NAMES}|{_PREDICTIONS})|\.({_NAMES})\.[0-9a-f]+\.tmp
 _ARM = r"seed-\d+(/[A-Za-z0-9][A-Za-z0-9_.-]*)?"
 # With what a kill may leave of a checkpoint that was being written.
 _RUN_FOLDER = re.compile(rf"{_ARM}|({_ARM}/)?{re.escape(CHECKPOINT_NAME)}\.writing")
+
+
+@contextlib.contextmanager
+def held_folder(
+    directory: Path, identity: Mapping[str, Any], *, resume: bool = False, overwrite: bool = False
+) -> Iterator[None]:
+    """`take_folder`; within the block no other process can do so.
+
+    The lock is the system's own on the folder: nothing is written for it, and a kill releases it.
+
+    Raises:
+        UsageError: as `take_folder`, or while another process works in the folder.
+        ArtifactError: as `take_folder`.
+    """
+    with contextlib.ExitStack() as stack:
+        existed = directory.is_dir()
+        if existed:
+            stack.enter_context(_alone_in(directory))
+        take_folder(directory, identity, resume=resume, overwrite=overwrite)
+        if not existed:
+            stack.enter_context(_alone_in(directory))
+        yield
+
+
+@contextlib.contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    if sys.platform == "win32":
+        yield
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"another process is working in the folder `{directory}`",
+                hint="wait until it is done, or use another folder",
+            ) from None
+        except OSError as error:
+            logger.debug("the folder %s cannot be locked: %s", directory, error)  # some network file systems
+        yield
+    finally:
+        os.close(handle)
 
 
 def take_folder(

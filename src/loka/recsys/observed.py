@@ -29,6 +29,8 @@ __all__ = [
 
 logger = logging.getLogger("loka")
 
+_SHORT_STEPS = 256  # a longer run is observed every 100 steps without its length being known
+
 
 def fresh_model(job: JobConfig, source: Source, seed: int) -> RecModel:
     """The job's model with the initial weights of a seed."""
@@ -76,7 +78,7 @@ def observed_training(
     """
     seed = job.all_seeds[0]
     model = fresh_model(job, source, seed).to(torch.device(job.train.device))
-    every = job.observe_every(source.rows(Split.TRAIN))
+    every = job.observe_every(_training_rows(job, source))
     if job.probe_every is None and every < 100:
         logger.info("the run is short: Probe observes every %d steps", every)
     probe = Probe(model, every=every, seed=seed)
@@ -108,6 +110,19 @@ def observed_training(
         if not probe.sites:
             _run_once(trainer, source)
     return ObservedRun(trainer, result, probe, settled[0] if settled else None)
+
+
+def _training_rows(job: JobConfig, source: Source) -> int | None:
+    """Training rows where they can be told; a file that does not know is read as far as a short run goes."""
+    known = source.rows(Split.TRAIN)
+    if known is not None or job.probe_every is not None:
+        return known
+    rows = 0
+    for step, batch in enumerate(source.batches(Split.TRAIN, job.train.batch_size)):
+        if step == _SHORT_STEPS:
+            return None
+        rows += len(batch)
+    return rows
 
 
 def _run_once(trainer: Trainer, source: Source) -> None:

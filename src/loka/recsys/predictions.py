@@ -5,6 +5,7 @@ The logits are written exactly as the model gave them (fp32), so that anyone can
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -96,7 +97,8 @@ def write_predictions(path: Path, arms: Mapping[str, Predictions]) -> None:
         pq.write_table(content, part)
         os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # on a read-only file system even this fails
+            part.unlink(missing_ok=True)
         raise ArtifactError(
             f"cannot write predictions to {path}: {error.strerror or error}",
             hint="check that the folder exists, can be written and has room",

@@ -94,7 +94,10 @@ def read_tensor_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except FileNotFoundError as error:
         raise ArtifactError(f"there is no file {path}") from error
     except (OSError, SafetensorError) as error:
-        raise ArtifactError(f"{path} is not a whole safetensors file: {error}") from error
+        raise ArtifactError(
+            f"{path} is not a whole safetensors file: {error}",
+            hint="delete this file to train that part again, or fetch an undamaged copy",
+        ) from error
     try:
         document = json.loads(metadata[_DOCUMENT_KEY])
     except (KeyError, json.JSONDecodeError) as error:
