@@ -23,11 +23,11 @@ import torch
 from loka.artifacts import Plan, Profile, describe_environment, write_benchmark
 from loka.dispatch import apply_plan, make_plan
 from loka.recsys import JobConfig, JobResult, Split, TrainConfig, open_source, run_job
-from loka.recsys.coverage import coverage_of
-from loka.recsys.observed import fresh_model
-from loka.recsys.optimizers import build_optimizers
-from loka.recsys.predict import forward
-from loka.recsys.training_step import click_loss
+from loka.recsys.job.coverage import coverage_of
+from loka.recsys.job.observed import fresh_model
+from loka.recsys.training.optimizers import build_optimizers
+from loka.recsys.training.predict import forward
+from loka.recsys.training.step import click_loss
 from loka.timing import Timing, paired_ratio
 from loka.vocab import Pass, Requirement
 

@@ -12,7 +12,7 @@ from running import ROOT
 
 import loka
 from loka.recsys import Split, build_model
-from loka.recsys.metrics import log_loss_rows
+from loka.recsys.evaluation.metrics import log_loss_rows
 
 GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 

@@ -260,7 +260,7 @@ def test_a_stopped_run_exits_by_its_signal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import loka.recsys
-    from loka.recsys.interrupt import InterruptedRunError
+    from loka.recsys.training.interrupt import InterruptedRunError
 
     def stopped(*_: object, **__: object) -> None:
         raise InterruptedRunError("stopped after step 7", signal_number=15, hint="resume")

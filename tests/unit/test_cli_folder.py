@@ -8,7 +8,7 @@ import pytest
 
 from loka.artifacts import read_record
 from loka.errors import ArtifactError, UsageError
-from loka.recsys.job_folder import held_folder, take_folder
+from loka.recsys.job.folder import held_folder, take_folder
 
 IDENTITY = {"model": "dlrm", "overrides": {"top": (64, 32)}}
 

@@ -13,10 +13,10 @@ import torch
 from rich.console import Console
 
 from loka.errors import ArtifactError, UsageError
-from loka.recsys.comparison import Coverage, NoiseSource, compare
-from loka.recsys.comparison_table import comparison_table
-from loka.recsys.pair_difference import PairDifference, pair_differences
-from loka.recsys.predictions import Predictions, read_predictions, write_predictions
+from loka.recsys.evaluation.comparison import Coverage, NoiseSource, compare
+from loka.recsys.evaluation.comparison_table import comparison_table
+from loka.recsys.evaluation.pair_difference import PairDifference, pair_differences
+from loka.recsys.evaluation.predictions import Predictions, read_predictions, write_predictions
 from loka.vocab import Pass
 
 N = 800

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loka.errors import UsageError
-from loka.recsys.metrics import ClickSums, auc, evaluate, log_loss_rows
-from loka.recsys.predictions import Predictions
-from loka.recsys.running import RunningMetrics
+from loka.recsys.evaluation.metrics import ClickSums, auc, evaluate, log_loss_rows
+from loka.recsys.evaluation.predictions import Predictions
+from loka.recsys.evaluation.running import RunningMetrics
 
 
 def drawn(n: int, tasks: int = 1, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

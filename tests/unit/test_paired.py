@@ -9,13 +9,13 @@ from tiny_recsys import TinyModel, TinySource, one_thread  # noqa: F401 (an auto
 from torch import nn
 
 from loka.errors import UnknownNameError, UsageError
-from loka.recsys.metrics import evaluate
-from loka.recsys.paired import paired
-from loka.recsys.predictions import read_predictions
+from loka.recsys.evaluation.metrics import evaluate
+from loka.recsys.evaluation.predictions import read_predictions
+from loka.recsys.pairs.paired import paired
 from loka.recsys.source import Split
-from loka.recsys.train_config import ComputeDtype, TrainConfig
-from loka.recsys.trainer import Trainer
-from loka.recsys.training_step import StepInfo
+from loka.recsys.training.config import ComputeDtype, TrainConfig
+from loka.recsys.training.step import StepInfo
+from loka.recsys.training.trainer import Trainer
 
 CONFIG = TrainConfig(batch_size=32, dtype=ComputeDtype.FP32)
 

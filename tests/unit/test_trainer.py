@@ -11,13 +11,13 @@ from torch import nn
 
 from loka.errors import DataError, UsageError
 from loka.recsys.batch import Batch
-from loka.recsys.optimizers import build_optimizers
-from loka.recsys.progress import Progress
 from loka.recsys.source import Split
-from loka.recsys.step_clock import StepClock
-from loka.recsys.train_config import ComputeDtype, TrainConfig
-from loka.recsys.trainer import Trainer
-from loka.recsys.training_step import DivergedError, StepInfo, click_loss
+from loka.recsys.training.config import ComputeDtype, TrainConfig
+from loka.recsys.training.optimizers import build_optimizers
+from loka.recsys.training.progress import Progress
+from loka.recsys.training.step import DivergedError, StepInfo, click_loss
+from loka.recsys.training.step_clock import StepClock
+from loka.recsys.training.trainer import Trainer
 
 CONFIG = TrainConfig(batch_size=32, dtype=ComputeDtype.FP32)
 

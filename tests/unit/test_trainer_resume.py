@@ -18,13 +18,13 @@ from tiny_recsys import TinyModel, TinySource, one_thread  # noqa: F401 (an auto
 from torch import Tensor
 
 from loka.errors import ArtifactError, UsageError
-from loka.recsys import tensor_file
-from loka.recsys.checkpoint import CHECKPOINT_NAME, load_model_state
-from loka.recsys.interrupt import InterruptedRunError
-from loka.recsys.tensor_file import read_tensor_file, write_tensor_file
-from loka.recsys.train_config import ComputeDtype, DenseOptimizer, SparseOptimizer, TrainConfig
-from loka.recsys.trainer import Trainer
-from loka.recsys.training_step import DivergedError, StepInfo
+from loka.recsys.training import tensor_file
+from loka.recsys.training.checkpoint import CHECKPOINT_NAME, load_model_state
+from loka.recsys.training.config import ComputeDtype, DenseOptimizer, SparseOptimizer, TrainConfig
+from loka.recsys.training.interrupt import InterruptedRunError
+from loka.recsys.training.step import DivergedError, StepInfo
+from loka.recsys.training.tensor_file import read_tensor_file, write_tensor_file
+from loka.recsys.training.trainer import Trainer
 
 CONFIG = TrainConfig(batch_size=32, epochs=2, dtype=ComputeDtype.FP32, checkpoint_every_steps=3)
 
@@ -245,8 +245,8 @@ torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[1])
 from tiny_recsys import TinyModel, TinySource
 from test_trainer_resume import CONFIG
-from loka.recsys import tensor_file
-from loka.recsys.trainer import Trainer
+from loka.recsys.training import tensor_file
+from loka.recsys.training.trainer import Trainer
 
 def die(*args):
     os.kill(os.getpid(), signal.SIGKILL)

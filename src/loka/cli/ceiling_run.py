@@ -5,8 +5,8 @@ from __future__ import annotations
 from loka.artifacts import StepShares
 from loka.probe import Probe
 from loka.recsys import JobConfig, TrainConfig, Trainer
-from loka.recsys.job_check import check_job
-from loka.recsys.observed import fresh_model
+from loka.recsys.job.check import check_job
+from loka.recsys.job.observed import fresh_model
 
 __all__ = ["measure_shares"]
 

@@ -16,7 +16,7 @@ from loka.errors import UsageError, unknown_name
 from loka.kernels import device_of
 from loka.recsys import JobConfig, OnBadRow, TrainConfig
 from loka.recsys.models import model_config
-from loka.recsys.train_config import ComputeDtype
+from loka.recsys.training.config import ComputeDtype
 from loka.vocab import Requirement
 
 __all__ = ["device_named", "job_config", "requirement_of"]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-from loka.recsys.metrics import TaskMetrics
-from loka.recsys.training_step import TrainResult
+from loka.recsys.evaluation.metrics import TaskMetrics
+from loka.recsys.training.step import TrainResult
 
 __all__ = ["flat_metrics", "metrics_table"]
 

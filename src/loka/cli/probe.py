@@ -37,9 +37,9 @@ def probe(
     from loka.cli.configs import job_config
     from loka.cli.output import print_json, print_tables
     from loka.cli.profile_view import site_rows, sites_table
-    from loka.recsys.job_check import check_job
-    from loka.recsys.job_folder import PROFILE_NAME, STATISTICS_NAME, held_folder
-    from loka.recsys.observed import observed_training, write_learned
+    from loka.recsys.job.check import check_job
+    from loka.recsys.job.folder import PROFILE_NAME, STATISTICS_NAME, held_folder
+    from loka.recsys.job.observed import observed_training, write_learned
 
     job = job_config(model, source, training, probe_every=probe_every)
     rows = check_job(job)

@@ -19,9 +19,9 @@ from loka.cli.profile_view import site_rows, sites_table
 from loka.dispatch.explain import render_plan
 from loka.dispatch.planner_checks import validate_plan
 from loka.errors import ArtifactError, UsageError
-from loka.recsys.comparison import Comparison
-from loka.recsys.comparison_table import comparison_table
-from loka.recsys.job_folder import COMPARISON_NAME, METRICS_NAME, PLAN_NAME, PROFILE_NAME, RUN_NAME
+from loka.recsys.evaluation.comparison import Comparison
+from loka.recsys.evaluation.comparison_table import comparison_table
+from loka.recsys.job.folder import COMPARISON_NAME, METRICS_NAME, PLAN_NAME, PROFILE_NAME, RUN_NAME
 
 __all__ = ["Record", "files_to_show", "read_any", "record_parts"]
 

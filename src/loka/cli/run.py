@@ -49,7 +49,7 @@ def run(
     from loka.cli.configs import job_config, requirement_of
     from loka.cli.output import print_json, print_tables
     from loka.recsys import run_job
-    from loka.recsys.comparison_table import comparison_table
+    from loka.recsys.evaluation.comparison_table import comparison_table
 
     job = job_config(
         model,

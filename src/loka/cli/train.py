@@ -20,8 +20,8 @@ from loka.cli.talk import bar_wanted, logger, set_level
 from loka.errors import UsageError
 
 if TYPE_CHECKING:
-    from loka.recsys.metrics import TaskMetrics
-    from loka.recsys.training_step import TrainResult
+    from loka.recsys.evaluation.metrics import TaskMetrics
+    from loka.recsys.training.step import TrainResult
 
 __all__ = ["train"]
 
@@ -56,13 +56,13 @@ def train(
     from loka.cli.output import print_json, print_tables
     from loka.dispatch import apply_plan
     from loka.recsys import Trainer
-    from loka.recsys.job import BASELINE, PLANNED, plan_digest
-    from loka.recsys.job_check import check_job
-    from loka.recsys.job_folder import METRICS_NAME, held_folder
-    from loka.recsys.metrics import evaluate
-    from loka.recsys.observed import fresh_model
-    from loka.recsys.paired_result import JUDGED_SPLITS
-    from loka.recsys.predictions import write_predictions
+    from loka.recsys.evaluation.metrics import evaluate
+    from loka.recsys.evaluation.predictions import write_predictions
+    from loka.recsys.job.check import check_job
+    from loka.recsys.job.folder import METRICS_NAME, held_folder
+    from loka.recsys.job.main_job import BASELINE, PLANNED, plan_digest
+    from loka.recsys.job.observed import fresh_model
+    from loka.recsys.pairs.paired_result import JUDGED_SPLITS
 
     job = job_config(model, source, training)
     rows = check_job(job)

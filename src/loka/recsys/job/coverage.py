@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loka.artifacts import Plan, Profile
-from loka.recsys.comparison import Coverage
+from loka.recsys.evaluation.comparison import Coverage
 from loka.vocab import Pass
 
 __all__ = ["coverage_of"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.errors import ArtifactError, UsageError
-from loka.recsys.train_config import DenseOptimizer, SparseOptimizer, TrainConfig
+from loka.recsys.training.config import DenseOptimizer, SparseOptimizer, TrainConfig
 
 __all__ = ["Optimizers", "build_optimizers"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from loka.errors import DataError
 from loka.kernels import check_patterns, device_of, kernel
 from loka.recsys.data import open_source
-from loka.recsys.job_config import JobConfig
+from loka.recsys.job.config import JobConfig
 from loka.recsys.models import build_model, model_config
 from loka.recsys.source import Source, Split
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loka.errors import unknown_name
-from loka.recsys.comparison import Comparison, compare
-from loka.recsys.pair_difference import pair_differences
-from loka.recsys.predictions import Predictions, write_predictions
+from loka.recsys.evaluation.comparison import Comparison, compare
+from loka.recsys.evaluation.pair_difference import pair_differences
+from loka.recsys.evaluation.predictions import Predictions, write_predictions
 from loka.recsys.source import Split
-from loka.recsys.training_step import TrainResult
+from loka.recsys.training.step import TrainResult
 
 __all__ = ["JUDGED_SPLITS", "ArmRun", "PairedResult"]
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from loka.recsys.comparison import Change, Comparison, NoiseSource, TaskComparison
+from loka.recsys.evaluation.comparison import Change, Comparison, NoiseSource, TaskComparison
 
 __all__ = ["comparison_table"]
 

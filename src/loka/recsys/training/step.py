@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from loka.errors import LokaError
 from loka.recsys.batch import Batch
-from loka.recsys.metrics import ClickSums
-from loka.recsys.step_clock import StepSpeed
+from loka.recsys.evaluation.metrics import ClickSums
+from loka.recsys.training.step_clock import StepSpeed
 
 __all__ = ["DivergedError", "StepInfo", "TrainResult", "click_loss"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from loka.errors import UsageError
 from loka.recsys.source import OnBadRow
-from loka.recsys.train_config import TrainConfig
+from loka.recsys.training.config import TrainConfig
 from loka.vocab import Requirement
 
 __all__ = ["JobConfig"]

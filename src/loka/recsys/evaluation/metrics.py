@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.errors import UsageError
-from loka.recsys.predictions import Predictions
+from loka.recsys.evaluation.predictions import Predictions
 
 __all__ = ["PROBABILITY_FLOOR", "ClickSums", "TaskMetrics", "auc", "evaluate", "log_loss_rows"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from loka.errors import UsageError
 from loka.numerics.intervals import mean_interval
-from loka.recsys.pair_difference import PairDifference
+from loka.recsys.evaluation.pair_difference import PairDifference
 from loka.vocab import Pass
 
 __all__ = ["Change", "Comparison", "Coverage", "NoiseSource", "TaskComparison", "compare"]

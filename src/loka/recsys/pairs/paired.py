@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from loka.errors import UsageError
-from loka.recsys.paired_result import JUDGED_SPLITS, ArmRun, PairedResult
+from loka.recsys.pairs.paired_result import JUDGED_SPLITS, ArmRun, PairedResult
 from loka.recsys.source import Source
-from loka.recsys.train_config import TrainConfig
-from loka.recsys.trainer import Trainer
-from loka.recsys.training_step import DivergedError, StepInfo
+from loka.recsys.training.config import TrainConfig
+from loka.recsys.training.step import DivergedError, StepInfo
+from loka.recsys.training.trainer import Trainer
 
 __all__ = ["paired", "run_arm"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from loka.errors import UsageError
-from loka.recsys.metrics import TaskMetrics, evaluate, log_loss_rows
-from loka.recsys.predictions import Predictions, same_rows
+from loka.recsys.evaluation.metrics import TaskMetrics, evaluate, log_loss_rows
+from loka.recsys.evaluation.predictions import Predictions, same_rows
 
 __all__ = ["PairDifference", "pair_differences"]
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from loka.errors import UsageError
 from loka.recsys.batch import Batch
-from loka.recsys.predictions import Predictions
+from loka.recsys.evaluation.predictions import Predictions
 from loka.recsys.source import Source, Split
-from loka.recsys.train_config import ComputeDtype
+from loka.recsys.training.config import ComputeDtype
 
 __all__ = ["forward", "predict"]
 

@@ -18,7 +18,10 @@ from torch import Tensor, nn
 
 from loka.errors import DataError, UsageError
 from loka.recsys.batch import Batch
-from loka.recsys.checkpoint import (
+from loka.recsys.evaluation.predictions import Predictions
+from loka.recsys.evaluation.running import RunningMetrics
+from loka.recsys.source import Source, Split
+from loka.recsys.training.checkpoint import (
     CHECKPOINT_NAME,
     RunParts,
     Stateful,
@@ -26,16 +29,13 @@ from loka.recsys.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from loka.recsys.interrupt import InterruptedRunError, StopRequest
-from loka.recsys.optimizers import build_optimizers
-from loka.recsys.predict import forward, predict
-from loka.recsys.predictions import Predictions
-from loka.recsys.progress import Progress
-from loka.recsys.running import RunningMetrics
-from loka.recsys.source import Source, Split
-from loka.recsys.step_clock import StepClock
-from loka.recsys.train_config import TrainConfig
-from loka.recsys.training_step import DivergedError, StepInfo, TrainResult, click_loss
+from loka.recsys.training.config import TrainConfig
+from loka.recsys.training.interrupt import InterruptedRunError, StopRequest
+from loka.recsys.training.optimizers import build_optimizers
+from loka.recsys.training.predict import forward, predict
+from loka.recsys.training.progress import Progress
+from loka.recsys.training.step import DivergedError, StepInfo, TrainResult, click_loss
+from loka.recsys.training.step_clock import StepClock
 
 __all__ = ["Trainer"]
 

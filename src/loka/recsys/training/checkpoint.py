@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from loka.errors import ArtifactError
-from loka.recsys.optimizers import Optimizers
-from loka.recsys.running import RunningMetrics
-from loka.recsys.tensor_file import read_tensor_file, write_tensor_file
+from loka.recsys.evaluation.running import RunningMetrics
+from loka.recsys.training.optimizers import Optimizers
+from loka.recsys.training.tensor_file import read_tensor_file, write_tensor_file
 
 __all__ = [
     "CHECKPOINT_NAME",

@@ -20,17 +20,17 @@ from loka.artifacts import Plan, Profile, read_plan, read_profile, write_plan, w
 from loka.dispatch import apply_plan, make_plan
 from loka.kernels import kernel
 from loka.probe import Probe
-from loka.recsys.comparison import Comparison
-from loka.recsys.coverage import coverage_of
-from loka.recsys.job_check import check_job
-from loka.recsys.job_config import JobConfig
-from loka.recsys.job_folder import COMPARISON_NAME, PLAN_NAME, PROFILE_NAME, held_folder
-from loka.recsys.noise import known_noise
-from loka.recsys.observed import fresh_model, observed_training, write_learned
-from loka.recsys.paired import run_arm
-from loka.recsys.paired_result import JUDGED_SPLITS, ArmRun, PairedResult
+from loka.recsys.evaluation.comparison import Comparison
+from loka.recsys.job.check import check_job
+from loka.recsys.job.config import JobConfig
+from loka.recsys.job.coverage import coverage_of
+from loka.recsys.job.folder import COMPARISON_NAME, PLAN_NAME, PROFILE_NAME, held_folder
+from loka.recsys.job.observed import fresh_model, observed_training, write_learned
+from loka.recsys.pairs.noise import known_noise
+from loka.recsys.pairs.paired import run_arm
+from loka.recsys.pairs.paired_result import JUDGED_SPLITS, ArmRun, PairedResult
 from loka.recsys.source import Source
-from loka.recsys.training_step import DivergedError
+from loka.recsys.training.step import DivergedError
 from loka.vocab import Pass
 
 __all__ = ["BASELINE", "PLANNED", "JobResult", "plan_digest", "run_job"]

@@ -15,7 +15,7 @@ import msgspec
 
 from loka.artifacts import read_record, write_record
 from loka.errors import ArtifactError, UsageError
-from loka.recsys.checkpoint import CHECKPOINT_NAME
+from loka.recsys.training.checkpoint import CHECKPOINT_NAME
 
 if sys.platform != "win32":
     import fcntl

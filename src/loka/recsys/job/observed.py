@@ -11,13 +11,13 @@ import torch
 
 from loka.artifacts import Profile, write_profile, write_statistics
 from loka.probe import Probe
-from loka.recsys.job_config import JobConfig
-from loka.recsys.job_folder import PROFILE_NAME, STATISTICS_NAME
+from loka.recsys.job.config import JobConfig
+from loka.recsys.job.folder import PROFILE_NAME, STATISTICS_NAME
 from loka.recsys.models import RecModel, build_model, model_config
-from loka.recsys.predict import forward
 from loka.recsys.source import Source, Split
-from loka.recsys.trainer import Trainer
-from loka.recsys.training_step import StepInfo, TrainResult
+from loka.recsys.training.predict import forward
+from loka.recsys.training.step import StepInfo, TrainResult
+from loka.recsys.training.trainer import Trainer
 from loka.sites import find_sites
 
 __all__ = [

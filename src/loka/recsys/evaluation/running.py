@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from loka.errors import UsageError
-from loka.recsys.metrics import ClickSums
+from loka.recsys.evaluation.metrics import ClickSums
 
 __all__ = ["RunningMetrics"]
 

@@ -1,0 +1,1 @@
+"""How good predictions are: metrics, predictions by row, the comparison of two runs."""

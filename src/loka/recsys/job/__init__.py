@@ -1,0 +1,1 @@
+"""The main job: observe, profile, plan, train by the plan, compare."""

@@ -1,0 +1,1 @@
+"""Arms trained in pairs from the same weights on the same rows."""

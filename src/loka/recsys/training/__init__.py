@@ -1,0 +1,1 @@
+"""The training loop: settings, steps, checkpoints, progress."""
