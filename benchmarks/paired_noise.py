@@ -23,7 +23,6 @@ CASES = {
     "wukong:adult": TrainConfig(batch_size=512, epochs=2),
     "dcnv2:synthetic": TrainConfig(),
     "dlrm:synthetic": TrainConfig(),
-    "wukong:synthetic": TrainConfig(),
 }
 
 

@@ -95,7 +95,7 @@ def _not_kept(result: JobResult) -> RequirementNotMetError:
         if change.difference is None:
             continue
         between = "" if change.low is None else f", {change.low:+.4f} .. {change.high:+.4f} %"
-        over = (change.difference if change.low is None else change.low) - limit
+        over = (result.least_change_percent(task) or 0.0) - limit
         verdict = f"at least {over:.4f} % too much" if over > 0 else "within the limit"
         lines.append(f"{task.task}: relative NE {change.difference:+.4f} %{between}: {verdict}")
     if lost:

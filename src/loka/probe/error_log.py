@@ -87,7 +87,8 @@ class ErrorLog:
             if pending.copied is not None:
                 pending.copied.synchronize()
             for trial, row in zip(pending.trials, pending.values.tolist(), strict=True):
-                if math.isfinite(row[0]):
+                # No signal: nothing was multiplied (all rows bad, or a dead layer), so nothing is known.
+                if math.isfinite(row[0]) and row[0] > 0:
                     self._sums[(pending.site, *trial.key, pending.source)].add(tuple(row))
         self._pending.clear()
 

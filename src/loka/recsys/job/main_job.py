@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +21,13 @@ from loka.artifacts import Plan, Profile, read_plan, read_profile, write_plan, w
 from loka.dispatch import apply_plan, make_plan
 from loka.kernels import kernel
 from loka.probe import Probe
-from loka.recsys.evaluation.comparison import Comparison
+from loka.recsys.evaluation.comparison import Comparison, TaskComparison
 from loka.recsys.job.check import check_job
 from loka.recsys.job.config import JobConfig
 from loka.recsys.job.coverage import coverage_of
 from loka.recsys.job.folder import COMPARISON_NAME, PLAN_NAME, PROFILE_NAME, held_folder
 from loka.recsys.job.observed import fresh_model, observed_training, write_learned
-from loka.recsys.pairs.noise import known_noise
+from loka.recsys.pairs.noise import PairNoise, known_noise
 from loka.recsys.pairs.paired import run_arm
 from loka.recsys.pairs.paired_result import JUDGED_SPLITS, ArmRun, PairedResult
 from loka.recsys.source import Source
@@ -36,6 +37,8 @@ from loka.vocab import Pass
 __all__ = ["BASELINE", "PLANNED", "JobResult", "plan_digest", "run_job"]
 
 BASELINE, PLANNED = "bf16", "planned"
+
+_Z90 = 1.645  # of a two-sided 90 % interval
 
 logger = logging.getLogger("loka")
 
@@ -49,29 +52,40 @@ class JobResult:
         plan: What was chosen.
         comparison: Planned against bf16.
         paired: Every run.
+        noise: Of one pair, where there is only one.
     """
 
     profile: Profile
     plan: Plan
     comparison: Comparison
     paired: PairedResult
+    noise: PairNoise | None = None
 
     @property
     def keeps_the_loss(self) -> bool | None:
         """Whether the relative NE change may lie within the requirement.
 
         None where it has no limit, or where no NE is defined (no test rows, or all of one class). False only
-        when the whole interval lies above the limit, or the planned run alone diverged.
+        when the whole interval lies above the limit, or the planned run alone diverged. The interval of one
+        pair knows the sampling of rows alone; the known noise of pairs is added to it.
         """
         limit = self.plan.requirement.max_loss_increase
         if limit is None:
             return None
         if self.comparison.diverged[PLANNED] > self.comparison.diverged[BASELINE]:
             return False
-        changes = [task.relative_ne_percent for task in self.comparison.tasks]
-        lowest = [c.difference if c.low is None else c.low for c in changes]
+        lowest = [self.least_change_percent(task) for task in self.comparison.tasks]
         judged = [value for value in lowest if value is not None]
         return all(value <= 100 * limit for value in judged) if judged else None
+
+    def least_change_percent(self, task: TaskComparison) -> float | None:
+        """Lower end of the 90 % interval of a task's relative NE change, all known noise in it."""
+        change = task.relative_ne_percent
+        if change.difference is None:
+            return None
+        from_rows = 0.0 if change.low is None else change.difference - change.low
+        from_training = 0.0 if self.noise is None else _Z90 * self.noise.sd_percent
+        return change.difference - math.hypot(from_rows, from_training)
 
 
 def run_job(
@@ -106,10 +120,11 @@ def run_job(
         if on_plan is not None:
             on_plan(plan)
         paired = _train_pairs(job, source, plan, baseline, directory, resume=resume, bar=bar)
-        comparison = _compare(job, source, profile, plan, paired)
+        noise = known_noise(job.model, source.name) if job.seeds == 1 else None
+        comparison = _compare(source, profile, plan, paired, noise)
         paired.write_predictions(directory)
         write_record(directory / COMPARISON_NAME, "loka.comparison", comparison.to_dict())
-    return JobResult(profile, plan, comparison, paired)
+    return JobResult(profile, plan, comparison, paired, noise)
 
 
 def _observe(
@@ -190,7 +205,7 @@ def plan_digest(plan: Plan) -> str:
 
 
 def _compare(
-    job: JobConfig, source: Source, profile: Profile, plan: Plan, paired: PairedResult
+    source: Source, profile: Profile, plan: Plan, paired: PairedResult, noise: PairNoise | None
 ) -> Comparison:
     comparison = paired.compare(PLANNED, baseline=BASELINE)
     notes = []
@@ -213,6 +228,6 @@ def _compare(
         comparison,
         coverage=coverage_of(plan, profile),
         steps_per_s=paired.steps_per_s() if real else None,
-        noise=known_noise(job.model, source.name) if job.seeds == 1 else None,
+        noise=None if noise is None else noise.text,
         notes=tuple(notes),
     )
