@@ -48,7 +48,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> JobResult:
 
 
 @pytest.mark.parametrize(
-    ("change", "half", "kept"), [(0.0, 0.01, True), (0.06, 0.01, True), (2.0, 0.01, False)]
+    ("change", "half", "kept"), [(0.0, 0.01, True), (0.035, 0.01, True), (2.0, 0.01, False)]
 )
 def test_one_pair_is_judged_with_the_noise_of_pairs(
     result: JobResult, change: float, half: float, kept: bool
