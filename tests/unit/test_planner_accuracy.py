@@ -6,7 +6,7 @@ import pytest
 from planner_profiles import CPU, H200, ProfileBuilder, add_error, linear
 
 from loka.artifacts import PLAN, Plan, body_text
-from loka.dispatch.planner import make_plan
+from loka.dispatch.planner.make_plan import make_plan
 from loka.errors import ArtifactError, NoKernelError, UnknownNameError
 from loka.kernels import HIGH_PRECISION
 from loka.vocab import Accumulation, Format, Pass, Requirement

@@ -12,8 +12,8 @@ from planner_profiles import CPU, ProfileBuilder, linear
 from test_planner_time import random_profile
 
 from loka.artifacts import Plan, Profile
-from loka.dispatch.planner import make_plan
-from loka.dispatch.planner_budget import MARGIN, Option, select
+from loka.dispatch.planner.budget import MARGIN, Option, select
+from loka.dispatch.planner.make_plan import make_plan
 from loka.kernels import HIGH_PRECISION
 from loka.vocab import Pass, Requirement
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from loka.artifacts import Choice, Plan, read_plan, write_plan
 from loka.dispatch.explain import plan_changes, plan_flop_shares, render_diff, render_plan
-from loka.dispatch.planner import make_plan
-from loka.dispatch.planner_checks import validate_plan
+from loka.dispatch.planner.checks import validate_plan
+from loka.dispatch.planner.make_plan import make_plan
 from loka.errors import ArtifactError, UnknownNameError
 from loka.vocab import Format, Pass, Requirement, ScaleLayout
 

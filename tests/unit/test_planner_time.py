@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from planner_profiles import H200, ProfileBuilder, linear, tensor_shape
 
 from loka.artifacts import Plan, Profile
-from loka.dispatch.planner import make_plan
-from loka.dispatch.planner_facts import Facts
+from loka.dispatch.planner.facts import Facts
+from loka.dispatch.planner.make_plan import make_plan
 from loka.kernels import HIGH_PRECISION, KERNELS
 from loka.vocab import PASS_OPERANDS, Format, Operand, OperandSpec, Pass, Requirement, Site
 

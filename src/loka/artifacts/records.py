@@ -106,7 +106,7 @@ def write_plan(path: Pathlike, plan: Plan, *, environment: Environment | None = 
 
 
 def read_plan(path: Pathlike) -> Plan:
-    """Read `plan.json`. Kernels and specs are checked by `loka.dispatch.planner_checks.validate_plan`.
+    """Read `plan.json`. Kernels and specs are checked by `loka.dispatch.planner.checks.validate_plan`.
 
     Raises:
         ArtifactError: one sentence with the file, the JSON path and the value.

@@ -17,7 +17,7 @@ from loka.cli.output import cell
 from loka.cli.plan_view import predicted_text
 from loka.cli.profile_view import site_rows, sites_table
 from loka.dispatch.explain import render_plan
-from loka.dispatch.planner_checks import validate_plan
+from loka.dispatch.planner.checks import validate_plan
 from loka.errors import ArtifactError, UsageError
 from loka.recsys.evaluation.comparison import Comparison
 from loka.recsys.evaluation.comparison_table import comparison_table

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from loka.artifacts.plan import Plan, SitePlan
 from loka.artifacts.plan_text import choices_text, plan_headline
 from loka.artifacts.profile import Profile
-from loka.dispatch.planner_facts import Facts
+from loka.dispatch.planner.facts import Facts
 from loka.kernels import kernel
 from loka.vocab import Pass, Requirement, Site
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from loka.dispatch.planner_candidates import Candidate
+from loka.dispatch.planner.candidates import Candidate
 
 __all__ = ["MARGIN", "Grant", "Option", "Selection", "select"]
 

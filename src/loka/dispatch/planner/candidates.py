@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from loka.dispatch.planner_facts import Facts, LossChange, MeasuredError, ProductTime
+from loka.dispatch.planner.facts import Facts, LossChange, MeasuredError, ProductTime
 from loka.kernels import HIGH_PRECISION, KERNELS, Kernel
 from loka.vocab import (
     Accumulation,

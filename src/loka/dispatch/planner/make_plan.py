@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from loka.artifacts.plan import Choice, Override, Plan, Predicted, Rejected, SitePlan
+from loka.artifacts.plan import Choice, Override, Plan, Rejected, SitePlan
 from loka.artifacts.profile import Profile
 from loka.artifacts.records import check_columns
-from loka.dispatch.planner_budget import Grant, Option, Selection, select
-from loka.dispatch.planner_candidates import Candidate, Candidates, coarseness, narrow_reason
-from loka.dispatch.planner_facts import Facts, LossChange
-from loka.dispatch.planner_pins import Pin, Pins, resolve_pins
-from loka.dispatch.planner_reasons import Verdict, bf16_reason, chosen_reason, rejected_reason
-from loka.dispatch.planner_time import CastCosts, Picks, site_time, time_options
-from loka.kernels import HIGH_PRECISION, check_patterns, kernel
+from loka.dispatch.planner.budget import Grant, Option, Selection, select
+from loka.dispatch.planner.by_time import CastCosts, Picks, time_options
+from loka.dispatch.planner.candidates import Candidate, Candidates, coarseness, narrow_reason
+from loka.dispatch.planner.facts import Facts, LossChange
+from loka.dispatch.planner.pins import Pin, Pins, resolve_pins
+from loka.dispatch.planner.reasons import Verdict
+from loka.dispatch.planner.writing import choice_of, predicted, rejected_of
+from loka.kernels import check_patterns
 from loka.vocab import Pass, Requirement, Site
 
 __all__ = ["make_plan"]
@@ -210,8 +211,8 @@ class _Planning:
                     requirement=self.requirement,
                     prefer_emulated=emulate,
                 )
-                choices.append(_choice(verdict))
-                rejected += _rejected(verdict)
+                choices.append(choice_of(verdict))
+                rejected += rejected_of(verdict)
             written.append(
                 SitePlan(
                     name=site.name,
@@ -231,41 +232,12 @@ class _Planning:
             sites=tuple(written),
             unplanned={s.name: s.not_planned for s in self.facts.sites if not s.plannable},
             rejected=tuple(rejected),
-            predicted=self._predicted(final),
+            predicted=predicted(final, self.facts, self.profile.device.name),
             history=(
                 f"made from a profile of {self.profile.steps_observed} observed steps "
                 f"out of {self.profile.steps_seen}",
             ),
         )
-
-    def _predicted(self, final: list[tuple[Site, Picks]]) -> Predicted:
-        switched = [c for _, picks in final for c in picks if c is not None]
-        notes: list[str] = []
-        saved_us: float | None = None
-        if self.facts.timed:
-            times = [(site.calls, site_time(site, picks, self.facts)) for site, picks in final]
-            saved_us = math.fsum(calls * (t.bf16_us - t.planned_us) for calls, t in times)
-            unknown = sum(t.unknown for _, t in times)
-            notes.append(f"median times on {self.profile.device.name}, casts included")
-            if unknown:
-                notes.append(f"{unknown} pinned passes have no measured time and do not count")
-        else:
-            notes.append(
-                f"by accuracy only: no times were measured on {self.profile.device.name}, "
-                "so min_speedup does not apply"
-            )
-        delta = se = None
-        without = sum(c.loss is None for c in switched)
-        if not self.facts.loss:
-            notes.append("the loss was not estimated, so max_loss_increase does not apply")
-        elif without:
-            notes.append(f"the loss was not estimated for {without} passes")
-        else:
-            changes = [c.loss for c in switched if c.loss is not None]
-            delta = math.fsum(change.delta_ne for change in changes)
-            se = math.sqrt(math.fsum(change.se**2 for change in changes))
-            notes.append("changes of the loss are added over passes")
-        return Predicted(saved_us=saved_us, delta_ne=delta, se=se, note="; ".join(notes))
 
 
 def _spent(pinned: list[Candidate]) -> Grant:
@@ -278,34 +250,3 @@ def _spent(pinned: list[Candidate]) -> Grant:
 
 def _grant(selection: Selection, unit: int) -> Grant | None:
     return None if selection.grants is None else selection.grants[unit]
-
-
-def _choice(verdict: Verdict) -> Choice:
-    pick = verdict.pick
-    if pick is None:
-        bf16 = kernel(HIGH_PRECISION)
-        spec_a, spec_b = bf16.operands(verdict.site.problem(verdict.pass_))
-        reason = bf16_reason(verdict)
-        return Choice(m_below=None, kernel=bf16.name, spec_a=spec_a, spec_b=spec_b, reason=reason)
-    return Choice(
-        m_below=None,
-        kernel=pick.kernel.name,
-        spec_a=pick.spec_a,
-        spec_b=pick.spec_b,
-        reason=chosen_reason(verdict, pick),
-    )
-
-
-def _rejected(verdict: Verdict) -> list[Rejected]:
-    return [
-        Rejected(
-            site=verdict.site.name,
-            pass_=verdict.pass_,
-            kernel=c.kernel.name,
-            spec_a=c.spec_a.recipe_key,
-            spec_b=c.spec_b.recipe_key,
-            reason=rejected_reason(verdict, c),
-        )
-        for c in verdict.candidates
-        if c is not verdict.pick
-    ]

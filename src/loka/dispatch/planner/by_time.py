@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loka.dispatch.planner_budget import Option
-from loka.dispatch.planner_candidates import Candidate, operand_tensors, pass_problem
-from loka.dispatch.planner_facts import Facts
+from loka.dispatch.planner.budget import Option
+from loka.dispatch.planner.candidates import Candidate, operand_tensors, pass_problem
+from loka.dispatch.planner.facts import Facts
 from loka.vocab import OperandSpec, Pass, Site
 
 __all__ = ["CastCosts", "SiteTime", "alone_us", "site_time", "time_options"]

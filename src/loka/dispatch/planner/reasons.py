@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from loka.dispatch.planner_budget import Grant
-from loka.dispatch.planner_candidates import Candidate, coarseness
-from loka.dispatch.planner_facts import Facts
-from loka.dispatch.planner_pins import Pin
-from loka.dispatch.planner_time import Picks, alone_us, site_time
+from loka.dispatch.planner.budget import Grant
+from loka.dispatch.planner.by_time import Picks, alone_us, site_time
+from loka.dispatch.planner.candidates import Candidate, coarseness
+from loka.dispatch.planner.facts import Facts
+from loka.dispatch.planner.pins import Pin
 from loka.vocab import Pass, Requirement, Site
 
 __all__ = ["Verdict", "bf16_reason", "chosen_reason", "rejected_reason"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from loka.dispatch.planner_candidates import pass_problem
+from loka.dispatch.planner.candidates import pass_problem
 from loka.errors import NoKernelError, UnknownNameError, unknown_name
 from loka.kernels import HIGH_PRECISION, Kernel, candidates, kernel
 from loka.vocab import Device, Format, Pass, Site
