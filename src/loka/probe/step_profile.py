@@ -21,7 +21,6 @@ __all__ = ["StepProfiler", "shares_of"]
 _GEMM = frozenset(
     ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm", "aten::mkldnn_linear")
 )
-_NARROW = 16  # below this N or K no FP8 product exists
 _DEFAULT_FP8_GAIN = 2.0  # dense FP8 over dense BF16 on every device with both (see timing.roofline)
 
 
@@ -120,7 +119,7 @@ def _basis(device: Device, gain: float) -> str:
 
 
 def _gains(site: Site) -> bool:
-    return site.plannable and min(site.n, site.k) >= _NARROW
+    return site.plannable and not site.is_narrow
 
 
 def _dims(site: Site, pass_: Pass) -> tuple[int, int, int]:

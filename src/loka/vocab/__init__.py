@@ -13,10 +13,11 @@ from loka.vocab.operands import PASS_OPERANDS, OperandSpec
 from loka.vocab.problem import Device, GemmProblem, Support
 from loka.vocab.recipe import BF16_PRODUCT, RECIPES, ProductRecipe, Recipe
 from loka.vocab.requirement import Requirement
-from loka.vocab.site import Site
+from loka.vocab.site import NARROW, Site
 
 __all__ = [
     "BF16_PRODUCT",
+    "NARROW",
     "PASS_OPERANDS",
     "RECIPES",
     "Accumulation",

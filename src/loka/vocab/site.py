@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from loka.vocab.formats import Pass
 from loka.vocab.problem import GemmProblem
 
-__all__ = ["Site"]
+__all__ = ["NARROW", "Site"]
+
+# Below this many features a product has nothing to gain in FP8, and its few outputs carry the loss.
+NARROW = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,11 @@ class Site:
     input_group: int = 0
     parameter: str = ""
     not_planned: str = ""
+
+    @property
+    def is_narrow(self) -> bool:
+        """True where N or K is too small for FP8."""
+        return min(self.n, self.k) < NARROW
 
     @property
     def plannable(self) -> bool:

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from loka.dispatch.planner.facts import Facts, LossChange, MeasuredError, ProductTime
 from loka.kernels import HIGH_PRECISION, KERNELS, Kernel
 from loka.vocab import (
+    NARROW,
     Accumulation,
     Device,
     Format,
@@ -22,7 +23,6 @@ from loka.vocab import (
 __all__ = ["Candidate", "Candidates", "coarseness", "narrow_reason", "pass_problem"]
 
 MAX_SATURATION = 1e-4  # share of elements beyond the format's range; above it a static scale is too small
-NARROW = 16  # below this many features a product has nothing to gain, and its few outputs carry the loss
 
 _ORDER = {
     Granularity.TENSORWISE: 0,
