@@ -124,6 +124,14 @@ def test_a_lost_loss_is_exit_code_1(tmp_path: Path) -> None:
     assert (tmp_path / "r" / "comparison.json").is_file()
 
 
+def test_a_run_too_short_for_probe_fails_before_it_trains(tmp_path: Path) -> None:
+    done = loka("run", *SMALL, "--probe-every", "50", "-o", tmp_path / "r")
+    assert done.code == 2
+    assert "error: the run has 8 steps of 400 rows, and Probe would observe none" in done.err
+    assert "hint: " in done.err
+    assert not (tmp_path / "r").exists()
+
+
 def test_show_a_run(job: tuple[Path, Done]) -> None:
     folder, done = job
     shown = loka("show", folder)

@@ -42,7 +42,7 @@ def probe(
     from loka.recsys.job.observed import observed_training, write_learned
 
     job = job_config(model, source, training, probe_every=probe_every)
-    rows = check_job(job)
+    rows = check_job(job, observed=True)
     identity = {"verb": "probe", **job.identity()}
     with held_folder(folder.out, identity, resume=folder.resume, overwrite=folder.overwrite):
         run = observed_training(

@@ -113,7 +113,7 @@ def run_job(
         UsageError: for a folder that holds something else, or another job's.
         LokaError: whatever the stages raise.
     """
-    source = check_job(job)
+    source = check_job(job, observed=True)
     with held_folder(directory, job.identity(), resume=resume, overwrite=overwrite):
         baseline, profile = _observe(job, source, directory, resume=resume, on_ceiling=on_ceiling, bar=bar)
         plan = _plan(job, profile, directory, resume=resume)

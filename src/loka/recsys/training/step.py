@@ -25,7 +25,7 @@ class DivergedError(LokaError, ArithmeticError):
     exit_code = 1
 
     def __init__(self, what: str, *, step: int) -> None:
-        super().__init__(what, hint="lower the learning rates, or keep more sites in bf16")
+        super().__init__(what, hint="lower the learning rates; of a planned model, keep more sites in bf16")
         self.step = step
 
 
