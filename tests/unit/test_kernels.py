@@ -22,7 +22,7 @@ from loka.kernels import (
 )
 from loka.kernels.backends.torch_scaled_mm import ScaledMM
 from loka.numerics import Quantized, cast_operand, product_of_operands
-from loka.vocab import Device, Format, GemmProblem, Granularity, OperandSpec, Pass
+from loka.vocab import A_FORMATS, Device, Format, GemmProblem, Granularity, OperandSpec, Pass
 
 H200 = Device("cuda", "NVIDIA H200", (9, 0), (2, 11))
 CPU_213 = Device("cpu", "CPU", (0, 0), (2, 13))
@@ -186,3 +186,12 @@ def test_devices() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UsageError, match="torch sees none"):
             device_of("cuda")
+
+
+def test_the_formats_tried_are_those_that_some_kernel_runs() -> None:
+    for pass_, formats in A_FORMATS.items():
+        for format_ in Format:
+            problem = GemmProblem(64, 32, 64, pass_, format_)
+            runs = any(k.supports(problem, H200) for k in KERNELS.values() if "torch" in k.name)
+            assert runs or format_ not in formats
+    assert Format.E5M2 not in A_FORMATS[Pass.FWD]

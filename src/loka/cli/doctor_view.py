@@ -14,7 +14,7 @@ from loka.artifacts import describe_environment
 from loka.cli.output import cell
 from loka.kernels import HIGH_PRECISION, KERNELS, device_of
 from loka.kernels import vet as vet_kernel
-from loka.vocab import Format, GemmProblem, Pass
+from loka.vocab import A_FORMATS, GemmProblem, Pass
 
 __all__ = [
     "kernel_rows",
@@ -73,7 +73,7 @@ def _problems(rows: int, out: int, inside: int) -> list[GemmProblem]:
     return [
         GemmProblem.of_linear(pass_, rows=rows, out_features=out, in_features=inside, grad_format=grad_format)
         for pass_ in Pass
-        for grad_format in ((Format.E4M3,) if pass_ is Pass.FWD else (Format.E4M3, Format.E5M2))
+        for grad_format in A_FORMATS[pass_]
     ]
 
 

@@ -32,4 +32,6 @@ def print_json(value: Any) -> None:
 
 def cell(text: str) -> str:
     """Text as a cell of a table: square brackets are markup to rich."""
-    return text.replace("[", r"\[")
+    from rich.markup import escape
+
+    return escape(text)

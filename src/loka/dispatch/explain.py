@@ -112,8 +112,9 @@ def render_plan(plan: Plan, *, profile: Profile | None = None, rejected: bool = 
 
 
 def _plain(text: str) -> str:
-    # Square brackets are markup to rich.
-    return text.replace("[", r"\[")
+    from rich.markup import escape
+
+    return escape(text)  # square brackets are markup to rich
 
 
 def _level(facts: Facts, site: SitePlan, pass_: Pass) -> str:

@@ -12,7 +12,7 @@ from loka.artifacts.profile import CastTable, ProductTable
 from loka.kernels import KERNELS, Kernel, cast, vet
 from loka.numerics import format_of
 from loka.timing import Timing, measure
-from loka.vocab import Device, Format, GemmProblem, Operand, OperandSpec, Pass, Site, Support
+from loka.vocab import A_FORMATS, Device, Format, GemmProblem, Operand, OperandSpec, Pass, Site, Support
 from loka.vocab.operands import PASS_OPERANDS
 
 __all__ = ["time_casts", "time_products"]
@@ -24,7 +24,7 @@ def _problems(sites: Iterable[Site]) -> list[GemmProblem]:
     """Unique problems of all passes, both gradient formats."""
     found: dict[GemmProblem, None] = {}
     for site, pass_ in itertools.product(sites, Pass):
-        for grad in (Format.E4M3,) if pass_ is Pass.FWD else (Format.E4M3, Format.E5M2):
+        for grad in A_FORMATS[pass_]:
             problem = GemmProblem.of_linear(
                 pass_, rows=site.rows, out_features=site.n, in_features=site.k, grad_format=grad
             )

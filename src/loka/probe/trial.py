@@ -15,7 +15,7 @@ from loka.numerics import (
     decode_scale,
     product_error,
 )
-from loka.vocab import Device, Format, GemmProblem, Granularity, OperandSpec, Pass, Site
+from loka.vocab import A_FORMATS, Device, GemmProblem, Granularity, OperandSpec, Pass, Site
 
 __all__ = [
     "ERROR_FIELDS",
@@ -73,7 +73,7 @@ def trials_of(site: Site, device: Device) -> list[Trial]:
     """
     found: dict[tuple[Pass, str, str, str], Trial] = {}
     for pass_ in Pass:
-        for grad_format in (Format.E4M3,) if pass_ is Pass.FWD else (Format.E4M3, Format.E5M2):
+        for grad_format in A_FORMATS[pass_]:
             problem = GemmProblem.of_linear(
                 pass_,
                 rows=site.rows,

@@ -9,13 +9,14 @@ from loka.vocab.formats import (
     ScaleLayout,
     ScaleRounding,
 )
-from loka.vocab.operands import PASS_OPERANDS, OperandSpec
+from loka.vocab.operands import A_FORMATS, PASS_OPERANDS, OperandSpec
 from loka.vocab.problem import Device, GemmProblem, Support
 from loka.vocab.recipe import BF16_PRODUCT, RECIPES, ProductRecipe, Recipe
 from loka.vocab.requirement import Requirement
 from loka.vocab.site import NARROW, Site
 
 __all__ = [
+    "A_FORMATS",
     "BF16_PRODUCT",
     "NARROW",
     "PASS_OPERANDS",

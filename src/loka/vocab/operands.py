@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from loka.errors import UsageError
 from loka.vocab.formats import Format, Granularity, Operand, Pass, ScaleLayout, ScaleRounding
 
-__all__ = ["PASS_OPERANDS", "OperandSpec"]
+__all__ = ["A_FORMATS", "PASS_OPERANDS", "OperandSpec"]
 
 # Decision 1: every pass is D_mn = A_mk @ B_nk.T with both operands K-major. The flag says whether the
 # operand in memory is the transpose of the tensor that autograd holds (x_MK, w_NK, g_MN).
@@ -15,6 +15,14 @@ PASS_OPERANDS: dict[Pass, tuple[tuple[Operand, bool], tuple[Operand, bool]]] = {
     Pass.FWD: ((Operand.INPUT, False), (Operand.WEIGHT, False)),
     Pass.DGRAD: ((Operand.GRAD_OUTPUT, False), (Operand.WEIGHT, True)),
     Pass.WGRAD: ((Operand.GRAD_OUTPUT, True), (Operand.INPUT, True)),
+}
+
+# The 8-bit formats tried for operand A; B is E4M3, since E5M2 x E5M2 does not exist in hardware. Where A is
+# the gradient, E5M2's range may be worth its missing mantissa bit.
+A_FORMATS: dict[Pass, tuple[Format, ...]] = {
+    Pass.FWD: (Format.E4M3,),
+    Pass.DGRAD: (Format.E4M3, Format.E5M2),
+    Pass.WGRAD: (Format.E4M3, Format.E5M2),
 }
 
 

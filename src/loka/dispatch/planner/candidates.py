@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from loka.dispatch.planner.facts import Facts, LossChange, MeasuredError, ProductTime
 from loka.kernels import HIGH_PRECISION, KERNELS, Kernel
 from loka.vocab import (
+    A_FORMATS,
     NARROW,
     Accumulation,
     Device,
@@ -126,7 +127,7 @@ class Candidates:
         )
 
     def _shapes_of(self, site: Site, pass_: Pass) -> list[_Shape]:
-        formats = (Format.E4M3,) if pass_ is Pass.FWD else (Format.E4M3, Format.E5M2)
+        formats = A_FORMATS[pass_]
         problems = [pass_problem(site, pass_, a_format) for a_format in formats]
         found: list[_Shape] = []
         for kernel in KERNELS.values():

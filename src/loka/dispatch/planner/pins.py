@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from loka.dispatch.planner.candidates import pass_problem
 from loka.errors import NoKernelError, UnknownNameError, unknown_name
 from loka.kernels import HIGH_PRECISION, Kernel, candidates, kernel
-from loka.vocab import Device, Format, Pass, Site
+from loka.vocab import A_FORMATS, Device, Format, Pass, Site
 
 __all__ = ["Pin", "Pins", "resolve_pins"]
 
@@ -80,7 +80,7 @@ def _no_match(pattern: str, glob: str, sites: Sequence[Site]) -> UnknownNameErro
 
 
 def _formats(wanted: Kernel, site: Site, pass_: Pass, device: Device, pattern: str) -> tuple[Format, ...]:
-    formats = (Format.E4M3,) if pass_ is Pass.FWD else (Format.E4M3, Format.E5M2)
+    formats = A_FORMATS[pass_]
     usable = tuple(f for f in formats if wanted.supports(pass_problem(site, pass_, f), device))
     if usable:
         return usable

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from loka.kernels.operands import linear_operands
 from loka.kernels.rules import emulated_rules
 from loka.numerics import Quantized, product_of_operands
 from loka.vocab import Accumulation, Device, GemmProblem, Granularity, OperandSpec, Pass, Support
-from loka.vocab.operands import PASS_OPERANDS
 
 __all__ = ["KERNELS", "Emulated"]
 
@@ -46,12 +46,7 @@ class Emulated:
 
     def operands(self, problem: GemmProblem) -> tuple[OperandSpec, OperandSpec]:
         """Natural layouts, no padding."""
-        (_, a_transposed), (_, b_transposed) = PASS_OPERANDS[problem.pass_]
-        b_granularity = self.granularity if problem.pass_ is Pass.WGRAD else self.weight_granularity
-        return (
-            OperandSpec.of(problem.a_format, self.granularity, transposed=a_transposed),
-            OperandSpec.of(problem.b_format, b_granularity, transposed=b_transposed),
-        )
+        return linear_operands(problem, self.granularity, self.weight_granularity)
 
     def matmul(
         self, a: Quantized, b: Quantized, *, out_dtype: torch.dtype, bias: Tensor | None = None

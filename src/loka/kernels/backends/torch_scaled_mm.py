@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from loka.kernels.operands import linear_operands
 from loka.kernels.rules import scaled_mm_rules
 from loka.numerics import Quantized
 from loka.vocab import (
-    PASS_OPERANDS,
     Accumulation,
     Device,
     GemmProblem,
@@ -66,10 +66,7 @@ class ScaledMM:
 
     def operands(self, problem: GemmProblem) -> tuple[OperandSpec, OperandSpec]:
         """Both operands padded along k to a multiple of 16."""
-        (_, a_transposed), (_, b_transposed) = PASS_OPERANDS[problem.pass_]
-        b_granularity = self.granularity if problem.pass_ is Pass.WGRAD else self.weight_granularity
-        a = OperandSpec.of(problem.a_format, self.granularity, transposed=a_transposed, pad=_PAD_K)
-        b = OperandSpec.of(problem.b_format, b_granularity, transposed=b_transposed, pad=_PAD_K)
+        a, b = linear_operands(problem, self.granularity, self.weight_granularity, pad=_PAD_K)
         if self.granularity is Granularity.ROWWISE:
             b = replace(b, scale_layout=ScaleLayout.VECTOR)
         return a, b
