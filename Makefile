@@ -12,6 +12,9 @@ BIN    := $(VENV)/bin
 #   make demo TORCH_FLAGS="--index-url https://download.pytorch.org/whl/cpu"
 TORCH_FLAGS ?=
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# CUDA builds of torch bring the Triton they need. A CPU build brings none, and the tests run LoKA's Triton
+# kernels through Triton's interpreter.
+TRITON := triton==3.6.0
 # Threads that wait sleep: spinning ones take the cores from each other where other programs run too, which
 # made the demo 20 times slower on two busy cores. No number depends on it.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -38,6 +41,7 @@ $(STAMP): pyproject.toml constraints.txt $(STALE)
 	"$(PYTHON)" -m venv $(if $(STALE),--clear) $(VENV)
 	$(PIP) install $(TORCH_FLAGS) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) install -c constraints.txt -e ".[dev]"
+	@"$(BIN)/python" -c 'import triton' 2>/dev/null || { echo "$(PIP) install $(TRITON)"; $(PIP) install $(TRITON); }
 	@printf '%s\n' "$(CURDIR)" > $@
 
 test: $(STAMP)  ## every test: floors, lint, types, docs, unit, integration

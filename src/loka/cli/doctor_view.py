@@ -12,7 +12,7 @@ from rich.table import Table
 
 from loka.artifacts import describe_environment
 from loka.cli.output import cell
-from loka.kernels import HIGH_PRECISION, KERNELS, device_of
+from loka.kernels import HIGH_PRECISION, KERNELS, device_of, usable
 from loka.kernels import vet as vet_kernel
 from loka.vocab import A_FORMATS, GemmProblem, Pass
 
@@ -83,7 +83,7 @@ def kernel_rows(where: str) -> list[Row]:
     rows = []
     for name, kernel in KERNELS.items():
         for problem in _problems(_SIZE, _SIZE, _SIZE):
-            support = kernel.supports(problem, device)
+            support = usable(kernel, problem, device)
             rows.append(
                 {
                     "kernel": name,
@@ -126,7 +126,7 @@ def vet_all(where: str) -> list[Row]:
             continue
         for shape in _VETTED:
             for problem in _problems(*shape):
-                if not kernel.supports(problem, device):
+                if not usable(kernel, problem, device):
                     continue
                 verdict = vet_kernel(kernel, problem, torch.device(where))
                 rows.append(

@@ -14,7 +14,7 @@ from torch import nn
 from loka.artifacts.fingerprint import explain_difference, fingerprint
 from loka.artifacts.plan import Choice, Plan, SitePlan
 from loka.errors import PlanMismatchError, UsageError
-from loka.kernels import HIGH_PRECISION, Kernel, device_of, emulated_twin, kernel
+from loka.kernels import HIGH_PRECISION, Kernel, device_of, emulated_twin, kernel, usable
 from loka.planned import (
     is_high_precision,
     is_planned,
@@ -193,7 +193,7 @@ def _trouble(site: SitePlan, pass_: Pass, choice: Choice, rows: int, device: Dev
     if chosen.name == HIGH_PRECISION:
         return ""
     problem = _problem(site, pass_, choice, rows)
-    support = chosen.supports(problem, device)
+    support = usable(chosen, problem, device)
     if not support:
         return support.reason
     takes = chosen.operands(problem)

@@ -11,6 +11,7 @@ from loka.kernels.registry import (
     emulated_twin,
     kernel,
     kernel_names,
+    usable,
 )
 from loka.kernels.vetting import vet
 
@@ -25,5 +26,6 @@ __all__ = [
     "emulated_twin",
     "kernel",
     "kernel_names",
+    "usable",
     "vet",
 ]

@@ -18,6 +18,7 @@ __all__ = [
     "emulated_twin",
     "kernel",
     "kernel_names",
+    "usable",
 ]
 
 HIGH_PRECISION = "high_precision.bf16"
@@ -52,9 +53,15 @@ def check_patterns(patterns: tuple[str, ...]) -> None:
             )
 
 
+def usable(chosen: Kernel, problem: GemmProblem, device: Device) -> Support:
+    """Whether the kernel can run the problem here and now: its rules, then its library."""
+    support = chosen.supports(problem, device)
+    return support and chosen.available()
+
+
 def candidates(problem: GemmProblem, device: Device) -> list[tuple[Kernel, Support]]:
     """Every kernel with its yes, or its no and the reason."""
-    return [(k, k.supports(problem, device)) for k in KERNELS.values()]
+    return [(k, usable(k, problem, device)) for k in KERNELS.values()]
 
 
 def emulated_twin(name: str) -> Kernel:

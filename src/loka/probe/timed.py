@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from loka.artifacts.profile import CastTable, ProductTable
-from loka.kernels import KERNELS, Kernel, cast, vet
+from loka.kernels import KERNELS, Kernel, cast, usable, vet
 from loka.numerics import format_of
 from loka.timing import Timing, measure
 from loka.vocab import A_FORMATS, Device, Format, GemmProblem, Operand, OperandSpec, Pass, Site, Support
@@ -47,9 +47,9 @@ def time_products(
         if problem.a_format is Format.E5M2:
             continue
         on_shape(f"{problem.pass_} {problem.key}")
-        usable: list[tuple[Kernel, bool]] = []
+        runnable: list[tuple[Kernel, bool]] = []
         for kernel in KERNELS.values():
-            if kernel.emulated or not kernel.supports(problem, device):
+            if kernel.emulated or not usable(kernel, problem, device):
                 continue
             quantized = kernel.operands(problem)[0].is_quantized
             verdict = vet(kernel, problem, where) if quantized else Support.yes()
@@ -57,10 +57,10 @@ def time_products(
                 notes.append(
                     f"{kernel.name} failed vetting at {problem.pass_} {problem.key}: {verdict.reason}"
                 )
-            usable.append((kernel, bool(verdict)))
-        calls = {kernel.name: _product_call(kernel, problem, where) for kernel, _ in usable}
+            runnable.append((kernel, bool(verdict)))
+        calls = {kernel.name: _product_call(kernel, problem, where) for kernel, _ in runnable}
         timings = measure(calls, device=where, rounds=_ROUNDS)
-        for kernel, vetted in usable:
+        for kernel, vetted in runnable:
             _add_product(table, device, problem, kernel.name, timings[kernel.name], vetted)
     return table, notes
 
@@ -149,7 +149,7 @@ def _spec_sets(site: Site, device: Device) -> dict[Operand, list[tuple[OperandSp
     by_use: dict[Operand, dict[Pass, list[OperandSpec]]] = {o: {p: [] for p in Pass} for o in Operand}
     for problem in _problems([site]):
         for kernel in KERNELS.values():
-            if kernel.emulated or not kernel.supports(problem, device):
+            if kernel.emulated or not usable(kernel, problem, device):
                 continue
             for (operand, _), spec in zip(
                 PASS_OPERANDS[problem.pass_], kernel.operands(problem), strict=True

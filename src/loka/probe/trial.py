@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from loka.kernels import KERNELS, Kernel, cast
+from loka.kernels import KERNELS, Kernel, cast, usable
 from loka.numerics import (
     Quantized,
     cast_loss,
@@ -82,7 +82,7 @@ def trials_of(site: Site, device: Device) -> list[Trial]:
                 grad_format=grad_format,
             )
             for kernel in _by_preference(device):
-                if not kernel.supports(problem, device):
+                if not usable(kernel, problem, device):
                     continue
                 trial = Trial(pass_, *kernel.operands(problem), kernel)
                 found.setdefault(trial.key, trial)

@@ -13,6 +13,7 @@ from loka.vocab.operands import A_FORMATS, PASS_OPERANDS, OperandSpec
 from loka.vocab.problem import Device, GemmProblem, Support
 from loka.vocab.recipe import BF16_PRODUCT, RECIPES, ProductRecipe, Recipe
 from loka.vocab.requirement import Requirement
+from loka.vocab.shape_class import shape_class
 from loka.vocab.site import NARROW, Site
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "ScaleRounding",
     "Site",
     "Support",
+    "shape_class",
 ]

@@ -6,21 +6,22 @@ accumulation error; nothing here is fast.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from loka.kernels.base import BaseKernel
 from loka.kernels.operands import linear_operands
 from loka.kernels.rules import emulated_rules
 from loka.numerics import Quantized, product_of_operands
-from loka.vocab import Accumulation, Device, GemmProblem, Granularity, OperandSpec, Pass, Support
+from loka.vocab import Device, GemmProblem, Granularity, OperandSpec, Pass, Support
 
 __all__ = ["KERNELS", "Emulated"]
 
 
 @dataclass(frozen=True, slots=True)
-class Emulated:
+class Emulated(BaseKernel):
     """One recipe, emulated.
 
     Attributes:
@@ -30,13 +31,10 @@ class Emulated:
         passes: The passes the recipe is defined for.
     """
 
-    name: str
     granularity: Granularity
     weight_granularity: Granularity
     passes: tuple[Pass, ...] = tuple(Pass)
-    accumulation: Accumulation = Accumulation.EXACT
-    emulated: bool = True
-    exportable: bool = True
+    emulated: bool = field(default=True, kw_only=True)
 
     def supports(self, problem: GemmProblem, device: Device) -> Support:
         """Any shape; the formats must be a pair that hardware has."""

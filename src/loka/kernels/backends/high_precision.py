@@ -7,24 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from loka.kernels.base import BaseKernel
 from loka.numerics import Quantized
-from loka.vocab import Accumulation, Device, GemmProblem, OperandSpec, Support
+from loka.vocab import Device, GemmProblem, OperandSpec, Support
 from loka.vocab.operands import PASS_OPERANDS
 
 __all__ = ["KERNELS", "HighPrecision"]
 
 
 @dataclass(frozen=True, slots=True)
-class HighPrecision:
+class HighPrecision(BaseKernel):
     """y = x @ w.T, dx = g @ w, dw = g.T @ x, nothing cast.
 
     Operands are views, so each pass is the very call that autograd of F.linear makes: bit-identical.
     """
-
-    name: str = "high_precision.bf16"
-    accumulation: Accumulation = Accumulation.EXACT
-    emulated: bool = False
-    exportable: bool = True
 
     def supports(self, problem: GemmProblem, device: Device) -> Support:
         """Every problem on every device."""
@@ -47,4 +43,4 @@ class HighPrecision:
         return (a.values @ b.values.t()).to(out_dtype)
 
 
-KERNELS = (HighPrecision(),)
+KERNELS = (HighPrecision("high_precision.bf16"),)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from loka.kernels.base import BaseKernel
 from loka.kernels.operands import linear_operands
 from loka.kernels.rules import scaled_mm_rules
 from loka.numerics import Quantized
@@ -34,7 +35,7 @@ _PAD_K = 16  # cuBLASLt's rule for 8-bit operands; the cast pads with zeros
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledMM:
+class ScaledMM(BaseKernel):
     """One variant of torch._scaled_mm.
 
     Attributes:
@@ -45,13 +46,9 @@ class ScaledMM:
         accumulation: Exact or fast.
     """
 
-    name: str
     granularity: Granularity
     weight_granularity: Granularity
     passes: tuple[Pass, ...] = tuple(Pass)
-    accumulation: Accumulation = Accumulation.EXACT
-    emulated: bool = False
-    exportable: bool = True
 
     def supports(self, problem: GemmProblem, device: Device) -> Support:
         """See `loka.kernels.rules.scaled_mm_rules`."""
