@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from loka.kernels import device_of
+
+if not torch.cuda.is_available():
+    # Triton reads this when a kernel is defined: without a GPU our kernels run through its interpreter.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    from interpreter import make_ready
+
+    make_ready()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
