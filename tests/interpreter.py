@@ -1,18 +1,37 @@
 """Triton's interpreter, made ready for the tests: our kernels on CPU memory, one program after the other.
 
-Triton 3.6 turns a loop bound into a Python number by `int()` of an array with one element, which NumPy
-refuses since 2.4. Nothing else is changed.
+Two faults of Triton 3.6's interpreter are mended here, for the tests alone:
+
+- It turns a loop bound into a Python number by `int()` of an array with one element, which NumPy refuses
+  since 2.4.
+- Its conversions to 8-bit and 16-bit floats lose the carry of a mantissa that rounds up to a power of two
+  (1.97 becomes 1.0) and turn NaN into numbers. torch converts instead, after the saturation of finite and
+  infinite values that NVIDIA's `cvt.rn.satfinite` does for 8-bit results.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
+import triton.language as tl
+from torch import Tensor
 from triton.runtime import interpreter
 
 __all__ = ["make_ready"]
 
+_TORCH = {
+    tl.float32: torch.float32,
+    tl.float16: torch.float16,
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
+}
+_UNSIGNED = {8: (torch.uint8, np.uint8), 16: (torch.uint16, np.uint16), 32: (torch.uint32, np.uint32)}
+
 _patch_tensor = interpreter._patch_lang_tensor
+_convert_float = interpreter._convert_float
 
 
 def _with_scalar_bounds(tensor: Any, scope: Any) -> None:
@@ -20,6 +39,23 @@ def _with_scalar_bounds(tensor: Any, scope: Any) -> None:
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
 
+def _converted(data: Any, source: Any, target: Any, rounding_mode: Any) -> Any:
+    if source not in _TORCH or target not in _TORCH:
+        return _convert_float(data, source, target, rounding_mode)
+    _, unsigned = _UNSIGNED[source.primitive_bitwidth]
+    bits = torch.from_numpy(np.ascontiguousarray(data).view(unsigned).copy())
+    wide = bits.view(_TORCH[source]).float()
+    if target.primitive_bitwidth == 8:
+        wide = _saturated(wide, torch.finfo(_TORCH[target]).max)
+    torch_unsigned, _ = _UNSIGNED[target.primitive_bitwidth]
+    return wide.to(_TORCH[target]).view(torch_unsigned).numpy()
+
+
+def _saturated(x: Tensor, limit: float) -> Tensor:
+    return torch.where(x.isnan(), x, x.clamp(-limit, limit))
+
+
 def make_ready() -> None:
-    """Let loops over bounds known at run time work under the interpreter."""
+    """Let kernels run under the interpreter as they do on a GPU."""
     interpreter._patch_lang_tensor = _with_scalar_bounds
+    interpreter._convert_float = _converted

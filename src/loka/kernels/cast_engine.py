@@ -1,17 +1,23 @@
 """One tensor, every operand that is wanted of it, each cast once.
 
-Two uses with an equal spec share one cast. A tensorwise scale is the same in both orientations, so there the
-second orientation is a transposed copy of the codes, not a second cast.
+On a GPU LoKA's Triton kernels cast; what they do not know (MX blocks, FNUZ formats, fp64, empty tensors) and
+every CPU tensor takes the plain torch of `loka.numerics`, to which they are equal bit by bit. Two uses with
+an equal spec share one cast, and two orientations of one recipe share one read where the scales allow it.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from loka.errors import UsageError
+from loka.kernels.gpu_casts import KNOWN_FORMATS, KNOWN_GRANULARITIES, cast_pair
 from loka.numerics import Quantized, cast_operand
 from loka.vocab import Granularity, OperandSpec
 
 __all__ = ["cast"]
+
+_GPU_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def cast(x: Tensor, specs: tuple[OperandSpec, ...], *, scale: Tensor | None = None) -> tuple[Quantized, ...]:
@@ -20,22 +26,59 @@ def cast(x: Tensor, specs: tuple[OperandSpec, ...], *, scale: Tensor | None = No
     Args:
         x: 2-D, any float dtype and stride.
         specs: What is wanted; duplicates cost nothing.
-        scale: A static decode scale for all of them: fp32 of shape ().
+        scale: A static decode scale for all of them: fp32 of shape (). Then no amax is taken.
 
     Returns:
         One Quantized per spec.
 
     Raises:
-        UsageError: for a tensor that is not 2-D or a scale of another shape.
+        UsageError: for a tensor that is not 2-D, a scale of another shape, or a GPU without Triton.
     """
+    if x.dim() != 2:
+        raise UsageError(f"cast takes a 2-D tensor, got shape {tuple(x.shape)}")
+    on_gpu = x.is_cuda and x.dtype in _GPU_DTYPES and x.numel() > 0
     made: dict[OperandSpec, Quantized] = {}
     for spec in specs:
-        if spec not in made:
-            made[spec] = _other_orientation(x, spec, made) or cast_operand(x, spec, scale=scale)
+        if spec in made:
+            continue
+        twin = _twin(spec, specs, made)
+        if on_gpu and _known(spec, scale):
+            first, second = cast_pair(x, spec, twin, scale=scale)
+            made[spec] = first
+            if twin is not None and second is not None:
+                made[twin] = second
+        else:
+            made[spec] = _from_orientation(x, spec, made) or cast_operand(x, spec, scale=scale)
     return tuple(made[spec] for spec in specs)
 
 
-def _other_orientation(x: Tensor, spec: OperandSpec, made: dict[OperandSpec, Quantized]) -> Quantized | None:
+def _known(spec: OperandSpec, scale: Tensor | None) -> bool:
+    """Whether the Triton kernels know the spec; a given scale they take for whole tensors only."""
+    return (
+        spec.is_quantized
+        and spec.format in KNOWN_FORMATS
+        and spec.granularity in KNOWN_GRANULARITIES
+        and (scale is None or (spec.granularity is Granularity.TENSORWISE and scale.dim() == 0))
+    )
+
+
+def _twin(
+    spec: OperandSpec, specs: tuple[OperandSpec, ...], made: dict[OperandSpec, Quantized]
+) -> OperandSpec | None:
+    """A spec still to be made that is the same recipe in the other orientation."""
+    for other in specs:
+        if (
+            other not in made
+            and other.transposed is not spec.transposed
+            and other.format is spec.format
+            and other.granularity is spec.granularity
+            and other.scale_rounding is spec.scale_rounding
+        ):
+            return other
+    return None
+
+
+def _from_orientation(x: Tensor, spec: OperandSpec, made: dict[OperandSpec, Quantized]) -> Quantized | None:
     """The operand as a transposed copy of one already cast, where both orientations share the scale."""
     if not spec.is_quantized or spec.granularity is not Granularity.TENSORWISE:
         return None

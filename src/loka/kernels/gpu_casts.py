@@ -1,0 +1,147 @@
+"""From specs to LoKA's Triton casts. Triton is loaded when the first tensor on a GPU is cast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from loka.errors import UsageError
+from loka.numerics import Quantized, lay_out
+from loka.vocab import Format, Granularity, OperandSpec, ScaleLayout, ScaleRounding
+
+__all__ = ["KNOWN_FORMATS", "KNOWN_GRANULARITIES", "cast_pair"]
+
+KNOWN_FORMATS = (Format.E4M3, Format.E5M2)
+KNOWN_GRANULARITIES = (
+    Granularity.TENSORWISE,
+    Granularity.ROWWISE,
+    Granularity.BLOCKWISE_1X128,
+    Granularity.BLOCKWISE_128X128,
+)
+
+
+def cast_pair(
+    x: Tensor, spec: OperandSpec, twin: OperandSpec | None, *, scale: Tensor | None = None
+) -> tuple[Quantized, Quantized | None]:
+    """Cast x [R, C] to `spec` and, where given, to `twin`, the same recipe in the other orientation.
+
+    Args:
+        x: bf16, fp16 or fp32, not empty, any stride.
+        spec: Format and granularity known here.
+        twin: Differs in orientation, padding and scale layout alone; or None.
+        scale: A static decode scale of shape (), for tensorwise specs.
+
+    Raises:
+        UsageError: where Triton is not installed.
+    """
+    casts = _loaded()
+    # The kernels want contiguous columns. A tensor that lies the other way round is the transpose of one
+    # that does not, and both orientations are at hand.
+    flipped = False
+    if x.stride(1) != 1 or x.shape[1] == 1:
+        flipped = x.stride(0) == 1 and x.shape[1] != 1
+        x = x.t() if flipped else x.contiguous()
+    straight, transposed = _by_orientation(spec, twin, flipped=flipped)
+    if spec.granularity is Granularity.TENSORWISE:
+        made = _tensorwise(casts, x, straight, transposed, scale)
+    elif spec.granularity is Granularity.ROWWISE:
+        made = _rowwise(casts, x, straight, transposed)
+    else:
+        made = _blockwise(casts, x, straight, transposed)
+    return made[spec], None if twin is None else made[twin]
+
+
+def _loaded() -> Any:
+    try:
+        import loka.kernels.triton.casts as casts
+    except ImportError as error:
+        raise UsageError(
+            f"casting to FP8 on a GPU needs Triton, which does not load: {error}",
+            hint="install the triton that your torch names, or keep the model on the CPU",
+        ) from error
+    return casts
+
+
+def _by_orientation(
+    spec: OperandSpec, twin: OperandSpec | None, *, flipped: bool
+) -> tuple[OperandSpec | None, OperandSpec | None]:
+    """(how x lies, its transpose), after x itself was flipped or not."""
+    return (twin, spec) if spec.transposed is not flipped else (spec, twin)
+
+
+def _pad(spec: OperandSpec | None) -> int:
+    return 0 if spec is None else spec.pad
+
+
+def _words(straight: OperandSpec | None, transposed: OperandSpec | None) -> tuple[Format, bool, bool]:
+    """Format, whether scales are powers of two, whether blocks are square: equal in both by construction."""
+    spec = straight or transposed
+    if spec is None:
+        raise UsageError("a cast needs at least one spec")
+    power_of_two = spec.scale_rounding is ScaleRounding.POWER_OF_TWO
+    return spec.format, power_of_two, spec.granularity is Granularity.BLOCKWISE_128X128
+
+
+def _tensorwise(
+    casts: Any, x: Tensor, straight: OperandSpec | None, transposed: OperandSpec | None, scale: Tensor | None
+) -> dict[OperandSpec, Quantized]:
+    format_, power_of_two, _ = _words(straight, transposed)
+    lying, turned, found = casts.cast_tensorwise(
+        x, scale, casts.FORMAT_NUMBER[format_], power_of_two, _pad(straight), _pad(transposed)
+    )
+    one = found if scale is None else scale
+    made = {}
+    if straight is not None:
+        made[straight] = Quantized(lying, lay_out(one, straight.scale_layout, lying.shape[0]), straight)
+    if transposed is not None:
+        made[transposed] = Quantized(
+            turned, lay_out(one, transposed.scale_layout, turned.shape[0]), transposed
+        )
+    return made
+
+
+def _rowwise(
+    casts: Any, x: Tensor, straight: OperandSpec | None, transposed: OperandSpec | None
+) -> dict[OperandSpec, Quantized]:
+    format_, power_of_two, _ = _words(straight, transposed)
+    number = casts.FORMAT_NUMBER[format_]
+    made = {}
+    if straight is not None:
+        values, scales = casts.cast_rowwise(x, number, power_of_two, straight.pad)
+        made[straight] = Quantized(values, scales, straight)
+    if transposed is not None:
+        values, scales = casts.cast_columnwise(x, number, power_of_two, transposed.pad)
+        made[transposed] = Quantized(values, scales, transposed)
+    return made
+
+
+def _blockwise(
+    casts: Any, x: Tensor, straight: OperandSpec | None, transposed: OperandSpec | None
+) -> dict[OperandSpec, Quantized]:
+    format_, power_of_two, square = _words(straight, transposed)
+    layouts = {
+        ScaleLayout.MN_MAJOR: casts.MN_MAJOR,
+        ScaleLayout.MN_MAJOR_PAD4: casts.MN_MAJOR_PAD4,
+    }
+
+    def layout(spec: OperandSpec | None) -> int:
+        number: int = casts.K_MAJOR if spec is None else layouts.get(spec.scale_layout, casts.K_MAJOR)
+        return number
+
+    lying, of_lying, turned, of_turned = casts.cast_blockwise(
+        x,
+        casts.FORMAT_NUMBER[format_],
+        power_of_two,
+        square,
+        _pad(straight),
+        layout(straight),
+        _pad(transposed),
+        layout(transposed),
+    )
+    made = {}
+    if straight is not None:
+        made[straight] = Quantized(lying, of_lying, straight)
+    if transposed is not None:
+        made[transposed] = Quantized(turned, of_turned, transposed)
+    return made

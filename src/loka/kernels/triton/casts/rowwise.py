@@ -1,0 +1,205 @@
+"""A scale for each row, or for each column where the transposed operand is wanted.
+
+Rows: one read. Columns: their maxima are taken in the first read, together with the cast of the rows where
+that is wanted; the transposed cast is a second read.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import triton_op
+
+from loka.kernels.triton.casts.formula import codes_of, decode_scale, finite_magnitude, reciprocal
+from loka.kernels.triton.casts.outputs import FLOAT8, FORMAT_MAX, empty_like_output, padded
+from loka.kernels.triton.casts.tiles import column_amax_tile, rowwise_tile, transposing_tile
+from loka.kernels.triton.launch import launcher
+
+__all__ = ["cast_columnwise", "cast_rowwise"]
+
+
+@triton.jit
+def _rows_kernel(
+    x,
+    values,
+    scales,
+    R,
+    C,
+    stride,
+    padded_C,
+    MAX: tl.constexpr,
+    FORMAT: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BR: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """BR rows: amax, scale, cast. Rows longer than BC are read twice, the second time from the L2 cache."""
+    rows = tl.program_id(0) * BR + tl.arange(0, BR)
+    row = rows.to(tl.int64)[:, None]
+    columns = tl.arange(0, BC)
+    if WHOLE:
+        inside = (rows < R)[:, None] & (columns < C)[None, :]
+        wide = tl.load(x + row * stride + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+        scale = decode_scale(tl.max(finite_magnitude(wide), axis=1), MAX, POWER_OF_TWO)
+        codes = codes_of(wide, reciprocal(scale)[:, None], MAX, FORMAT)
+        keep = (rows < R)[:, None] & (columns < padded_C)[None, :]
+        tl.store(values + row * padded_C + columns[None, :], codes, mask=keep)
+    else:
+        largest = tl.zeros([BR, BC], dtype=tl.float32)
+        for start in range(0, C, BC):
+            inside = (rows < R)[:, None] & (start + columns < C)[None, :]
+            wide = tl.load(x + row * stride + (start + columns)[None, :], mask=inside, other=0.0)
+            largest = tl.maximum(largest, finite_magnitude(wide.to(tl.float32)))
+        scale = decode_scale(tl.max(largest, axis=1), MAX, POWER_OF_TWO)
+        r = reciprocal(scale)[:, None]
+        for start in range(0, padded_C, BC):
+            inside = (rows < R)[:, None] & (start + columns < C)[None, :]
+            wide = tl.load(x + row * stride + (start + columns)[None, :], mask=inside, other=0.0)
+            keep = (rows < R)[:, None] & (start + columns < padded_C)[None, :]
+            codes = codes_of(wide.to(tl.float32), r, MAX, FORMAT)
+            tl.store(values + row * padded_C + (start + columns)[None, :], codes, mask=keep)
+    tl.store(scales + rows, scale, mask=rows < R)
+
+
+@triton.jit
+def _column_amax_kernel(x, partials, R, C, stride, BR: tl.constexpr, BC: tl.constexpr):
+    """Maxima of BC columns over every P-th block of BR rows, in `partials` [P, C]."""
+    columns = tl.program_id(1) * BC + tl.arange(0, BC)
+    largest = tl.zeros([BR, BC], dtype=tl.float32)
+    for block in range(tl.program_id(0), tl.cdiv(R, BR), tl.num_programs(0)):
+        rows = block * BR + tl.arange(0, BR)
+        inside = (rows < R)[:, None] & (columns < C)[None, :]
+        at = rows.to(tl.int64)[:, None] * stride + columns[None, :]
+        largest = tl.maximum(
+            largest, finite_magnitude(tl.load(x + at, mask=inside, other=0.0).to(tl.float32))
+        )
+    tl.store(partials + tl.program_id(0) * C + columns, tl.max(largest, axis=0), mask=columns < C)
+
+
+@triton.jit
+def _column_scale_kernel(
+    partials, scales, P, C, MAX: tl.constexpr, POWER_OF_TWO: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr
+):
+    """Scales of BC columns from their partial maxima."""
+    columns = tl.program_id(0) * BC + tl.arange(0, BC)
+    largest = tl.zeros([BP, BC], dtype=tl.float32)
+    for start in range(0, P, BP):
+        index = start + tl.arange(0, BP)
+        inside = (index < P)[:, None] & (columns < C)[None, :]
+        at = index[:, None] * C + columns[None, :]
+        largest = tl.maximum(largest, tl.load(partials + at, mask=inside, other=0.0))
+    scale = decode_scale(tl.max(largest, axis=0), MAX, POWER_OF_TWO)
+    tl.store(scales + columns, scale, mask=columns < C)
+
+
+@triton.jit
+def _columns_kernel(
+    x,
+    scales,
+    values,
+    R,
+    C,
+    stride,
+    padded_R,
+    MAX: tl.constexpr,
+    FORMAT: tl.constexpr,
+    BR: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """Cast one tile with the scales of its columns and write its transpose."""
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # from the end: that is still in the L2 cache
+    tiles_c = tl.cdiv(C, BC)
+    rows = (tile // tiles_c) * BR + tl.arange(0, BR)
+    columns = (tile % tiles_c) * BC + tl.arange(0, BC)
+    scale = tl.load(scales + columns, mask=columns < C, other=1.0)
+    inside = (rows < R)[:, None] & (columns < C)[None, :]
+    at = rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    wide = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    codes = codes_of(wide, reciprocal(scale)[None, :], MAX, FORMAT)
+    keep = (columns < C)[:, None] & (rows < padded_R)[None, :]
+    to = columns.to(tl.int64)[:, None] * padded_R + rows[None, :]
+    tl.store(values + to, tl.trans(codes), mask=keep)
+
+
+@triton_op("loka::cast_rowwise", mutates_args={})
+def cast_rowwise(x: Tensor, format_: int, power_of_two: bool, pad: int) -> tuple[Tensor, Tensor]:
+    """Cast x [R, C] with a scale for each row.
+
+    Args:
+        x: bf16, fp16 or fp32, contiguous along C, not empty.
+        format_: 0 for E4M3, 1 for E5M2.
+        power_of_two: Round scales up to powers of two.
+        pad: The multiple to which C is padded with zeros.
+
+    Returns:
+        values [R, C'], scales [R].
+    """
+    R, C = x.shape
+    padded_C = padded(C, pad)
+    values = empty_like_output(x, (R, padded_C), FLOAT8[format_], wanted=True)
+    scales = x.new_empty((R,), dtype=torch.float32)
+    tile = rowwise_tile(R, padded_C)
+    launcher(_rows_kernel)[(triton.cdiv(R, tile.rows),)](
+        x,
+        values,
+        scales,
+        R,
+        C,
+        x.stride(0),
+        padded_C,
+        MAX=FORMAT_MAX[format_],
+        FORMAT=format_,
+        POWER_OF_TWO=power_of_two,
+        WHOLE=tile.columns >= padded_C,
+        BR=tile.rows,
+        BC=tile.columns,
+        num_warps=tile.warps,
+    )
+    return values, scales
+
+
+@triton_op("loka::cast_columnwise", mutates_args={})
+def cast_columnwise(x: Tensor, format_: int, power_of_two: bool, pad: int) -> tuple[Tensor, Tensor]:
+    """Cast the transpose of x [R, C] with a scale for each of its rows, that is each column of x.
+
+    Args:
+        x: bf16, fp16 or fp32, contiguous along C, not empty.
+        format_: 0 for E4M3, 1 for E5M2.
+        power_of_two: Round scales up to powers of two.
+        pad: The multiple to which R is padded with zeros.
+
+    Returns:
+        values [C, R'], scales [C].
+    """
+    R, C = x.shape
+    padded_R = padded(R, pad)
+    values = empty_like_output(x, (C, padded_R), FLOAT8[format_], wanted=True)
+    scales = x.new_empty((C,), dtype=torch.float32)
+    tile = column_amax_tile(R, C)
+    across = triton.cdiv(C, tile.columns)
+    down = min(triton.cdiv(R, tile.rows), max(1, tile.programs // across))
+    partials = x.new_empty((down, C), dtype=torch.float32)
+    launcher(_column_amax_kernel)[(down, across)](
+        x, partials, R, C, x.stride(0), BR=tile.rows, BC=tile.columns, num_warps=tile.warps
+    )
+    launcher(_column_scale_kernel)[(triton.cdiv(C, 32),)](
+        partials, scales, down, C, MAX=FORMAT_MAX[format_], POWER_OF_TWO=power_of_two, BP=64, BC=32
+    )
+    tile = transposing_tile(R, C, x.element_size())
+    grid = (triton.cdiv(padded_R, tile.rows) * triton.cdiv(C, tile.columns),)
+    launcher(_columns_kernel)[grid](
+        x,
+        scales,
+        values,
+        R,
+        C,
+        x.stride(0),
+        padded_R,
+        MAX=FORMAT_MAX[format_],
+        FORMAT=format_,
+        BR=tile.rows,
+        BC=tile.columns,
+        num_warps=tile.warps,
+    )
+    return values, scales
