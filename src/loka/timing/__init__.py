@@ -1,6 +1,23 @@
 """The clock and the roofline."""
 
-from loka.timing.clock import Ratio, Timing, measure, paired_ratio
-from loka.timing.roofline import PEAKS, Peak, bound_us, peak_of
+from loka.timing.clock import Measured, clock_overhead_us, measure, measure_or_reason
+from loka.timing.failures import DeviceLostError, attempt
+from loka.timing.roofline import PEAKS, Peak, bound_us, fraction_of_roofline, peak_of
+from loka.timing.samples import Ratio, Timing, paired_ratio
 
-__all__ = ["PEAKS", "Peak", "Ratio", "Timing", "bound_us", "measure", "paired_ratio", "peak_of"]
+__all__ = [
+    "PEAKS",
+    "DeviceLostError",
+    "Measured",
+    "Peak",
+    "Ratio",
+    "Timing",
+    "attempt",
+    "bound_us",
+    "clock_overhead_us",
+    "fraction_of_roofline",
+    "measure",
+    "measure_or_reason",
+    "paired_ratio",
+    "peak_of",
+]

@@ -2,152 +2,216 @@
 
 Candidates are timed in turn within each round, in rotating order, so that a drift of clocks or a noisy
 neighbour meets all of them alike. On a GPU each candidate is captured into a CUDA graph once and replayed
-between two events, after a write to a buffer larger than the L2 cache.
+between two events (see `loka.timing.replay`); on a CPU it is called.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
+import functools
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
 from loka.errors import UsageError
+from loka.timing.failures import attempt
+from loka.timing.replay import GpuClock
+from loka.timing.samples import Timing
 
-__all__ = ["Ratio", "Timing", "measure", "paired_ratio"]
+__all__ = ["Measured", "clock_overhead_us", "measure", "measure_or_reason"]
 
-_FLUSH_BYTES = 256 * 1024 * 1024  # several times the 50 to 126 MB of L2 that today's GPUs have
 _WARMUP_CALLS = 3
 
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Samples of one candidate, in us, in the order of the rounds."""
-
-    samples_us: tuple[float, ...]
-
-    def quantile(self, q: float) -> float:
-        """The q-quantile of the samples, in us."""
-        ranked = sorted(self.samples_us)
-        return ranked[min(len(ranked) - 1, max(0, math.ceil(q * len(ranked)) - 1))]
-
-    @property
-    def p50_us(self) -> float:
-        """Median, in us."""
-        return self.quantile(0.5)
+Call = Callable[[], object]
+_Timer = tuple[Callable[[], float], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """Speed of one candidate over another: median of the rounds' ratios, 90 % interval of that median."""
+class Measured:
+    """What `measure_or_reason` gives.
 
-    median: float
-    low: float
-    high: float
-
-    @property
-    def is_win(self) -> bool:
-        """True when the whole interval lies above 1; inside the noise nothing is a win."""
-        return self.low > 1.0
-
-
-def paired_ratio(base: Timing, other: Timing) -> Ratio:
-    """Speed of `other` over `base`, round by round: base / other, above 1 where `other` is faster.
-
-    The interval is the distribution-free one of the median: order statistics at n/2 +- 1.645 sqrt(n)/2.
-
-    Raises:
-        UsageError: if the two were not measured in the same rounds.
+    Attributes:
+        timings: One for each candidate that ran. A dropped one has fewer samples than the others.
+        reasons: Why a candidate has no timing, or was dropped.
     """
-    if len(base.samples_us) != len(other.samples_us) or not base.samples_us:
-        raise UsageError(
-            "a ratio needs timings of the same rounds, "
-            f"got {len(base.samples_us)} and {len(other.samples_us)} samples"
-        )
-    ratios = sorted(b / o for b, o in zip(base.samples_us, other.samples_us, strict=True))
-    n = len(ratios)
-    half = 1.645 * math.sqrt(n) / 2
-    low = max(0, math.floor(n / 2 - half))
-    high = min(n - 1, math.ceil(n / 2 + half))
-    middle = (ratios[(n - 1) // 2] + ratios[n // 2]) / 2
-    return Ratio(middle, ratios[low], ratios[high])
+
+    timings: dict[str, Timing] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
 def measure(
-    candidates: Mapping[str, Callable[[], object]], *, device: torch.device | str, rounds: int = 20
+    candidates: Mapping[str, Call], *, device: torch.device | str, rounds: int = 20
 ) -> dict[str, Timing]:
     """Time every candidate once in each round.
 
     Args:
-        candidates: Name to a call without arguments. On a GPU it must be capturable into a CUDA
-            graph: no host synchronisation.
+        candidates: Name to a call without arguments.
         device: Where the calls run.
         rounds: Samples per candidate.
 
     Raises:
         UsageError: for no rounds.
+        RuntimeError: or whatever a candidate raises; see `measure_or_reason` for those that may fail.
     """
-    if rounds < 1:
-        raise UsageError(f"measure(rounds={rounds}) needs at least 1")
-    where = torch.device(device)
+    _check_rounds("measure", rounds)
+    with _clock_on(torch.device(device)) as clock:
+        return _measured_strictly(candidates, clock, rounds)
+
+
+def _measured_strictly(
+    candidates: Mapping[str, Call], clock: GpuClock | None, rounds: int
+) -> dict[str, Timing]:
     for call in candidates.values():
-        for _ in range(_WARMUP_CALLS):
-            call()
-    timed = _gpu_timers(candidates, where) if where.type == "cuda" else _cpu_timers(candidates)
+        _warm_up(clock, call)
+    timers = {name: _timer(clock, call) for name, call in candidates.items()}
     names = list(candidates)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(rounds):
-        shift = round_ % max(1, len(names))
-        for name in names[shift:] + names[:shift]:
-            samples[name].append(timed[name]())
-    return {name: Timing(tuple(values)) for name, values in samples.items()}
+        for name in _turn(names, round_):
+            samples[name].append(timers[name][0]())
+    return {name: Timing(tuple(values), timers[name][1]) for name, values in samples.items()}
 
 
-def _cpu_timers(candidates: Mapping[str, Callable[[], object]]) -> dict[str, Callable[[], float]]:
-    def timer(call: Callable[[], object]) -> Callable[[], float]:
-        def run() -> float:
-            start = time.perf_counter()
-            call()
-            return (time.perf_counter() - start) * 1e6
+def measure_or_reason(
+    candidates: Mapping[str, Call],
+    *,
+    device: torch.device | str,
+    rounds: int = 20,
+    drop_slower_than: float | None = None,
+    drop_after: int = 3,
+    keep: Collection[str] = (),
+) -> Measured:
+    """As `measure`, but a candidate that fails is left out with the text of its failure.
 
-        return run
+    Args:
+        candidates: Name to a call without arguments.
+        device: Where the calls run.
+        rounds: Samples per candidate.
+        drop_slower_than: Time no further a candidate whose median is more than this many times that of the
+            fastest; None drops none.
+        drop_after: Rounds after which that is decided, once.
+        keep: Candidates that are not dropped.
 
-    return {name: timer(call) for name, call in candidates.items()}
-
-
-def _gpu_timers(
-    candidates: Mapping[str, Callable[[], object]], where: torch.device
-) -> dict[str, Callable[[], float]]:
-    flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device=where)
-
-    def timer(call: Callable[[], object]) -> Callable[[], float]:
-        replay = _captured(call, where)
-
-        def run() -> float:
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            flush.zero_()
-            start.record()
-            replay()
-            stop.record()
-            stop.synchronize()
-            return float(start.elapsed_time(stop)) * 1e3
-
-        return run
-
-    return {name: timer(call) for name, call in candidates.items()}
+    Raises:
+        UsageError: for no rounds.
+        DeviceLostError: where a candidate leaves the GPU unusable.
+    """
+    _check_rounds("measure_or_reason", rounds)
+    where = torch.device(device)
+    with _clock_on(where) as clock:
+        measured, timers = _timers(candidates, clock, where)
+        samples = _rounds(
+            timers, measured.reasons, where, rounds, _Drop(drop_slower_than, drop_after, frozenset(keep))
+        )
+    measured.timings.update({n: Timing(tuple(values), timers[n][1]) for n, values in samples.items()})
+    return measured
 
 
-def _captured(call: Callable[[], object], where: torch.device) -> Callable[[], object]:
-    """The call as a graph replay."""
-    torch.cuda.synchronize(where)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = call()  # outputs live in the graph's pool as long as the closure does
+@dataclass(frozen=True, slots=True)
+class _Drop:
+    slower_than: float | None
+    after: int
+    keep: frozenset[str]
 
-    def replay() -> object:
-        graph.replay()
-        return kept
 
-    return replay
+def _timers(
+    candidates: Mapping[str, Call], clock: GpuClock | None, where: torch.device
+) -> tuple[Measured, dict[str, _Timer]]:
+    measured = Measured()
+    timers: dict[str, _Timer] = {}
+    for name, call in candidates.items():
+        timer, reason = attempt(name, functools.partial(_ready, clock, call), where=where)
+        if timer is None:
+            measured.reasons[name] = reason
+        else:
+            timers[name] = timer
+    return measured, timers
+
+
+def _rounds(
+    timers: Mapping[str, _Timer], reasons: dict[str, str], where: torch.device, rounds: int, drop: _Drop
+) -> dict[str, list[float]]:
+    """The samples; whoever fails or is dropped is told in `reasons`."""
+    samples: dict[str, list[float]] = {name: [] for name in timers}
+    running = list(timers)
+    for round_ in range(rounds):
+        for name in _turn(running, round_):
+            value, reason = attempt(name, timers[name][0], where=where)
+            if value is None:
+                reasons[name] = reason
+                running.remove(name)
+                del samples[name]
+            else:
+                samples[name].append(value)
+        if drop.slower_than is not None and round_ + 1 == drop.after < rounds:
+            for name, reason in _too_slow({n: samples[n] for n in running}, drop.slower_than).items():
+                if name not in drop.keep:
+                    reasons[name] = reason
+                    running.remove(name)
+    return samples
+
+
+@contextlib.contextmanager
+def _clock_on(where: torch.device) -> Iterator[GpuClock | None]:
+    """A clock of the GPU, which is the current one within the block; None on a CPU."""
+    if where.type != "cuda":
+        yield None
+        return
+    with torch.cuda.device(where):
+        yield GpuClock(where)
+
+
+def clock_overhead_us(*, device: torch.device | str, rounds: int = 20) -> float:
+    """Median time that the clock sees for a call that does nothing, in us; never subtracted from a sample.
+
+    Raises:
+        UsageError: for no rounds.
+    """
+    return measure({"nothing": lambda: None}, device=device, rounds=rounds)["nothing"].p50_us
+
+
+def _check_rounds(function: str, rounds: int) -> None:
+    if rounds < 1:
+        raise UsageError(f"{function}(rounds={rounds}) needs at least 1")
+
+
+def _turn(names: list[str], round_: int) -> list[str]:
+    shift = round_ % max(1, len(names))
+    return names[shift:] + names[:shift]
+
+
+def _too_slow(samples: Mapping[str, list[float]], limit: float) -> dict[str, str]:
+    medians = {name: Timing(tuple(values)).p50_us for name, values in samples.items()}
+    best = min(medians.values(), default=0.0)
+    return {
+        name: f"dropped after {len(samples[name])} rounds: {median:.1f} us, the fastest takes {best:.1f} us"
+        for name, median in medians.items()
+        if median > limit * best
+    }
+
+
+def _ready(clock: GpuClock | None, call: Call) -> _Timer:
+    _warm_up(clock, call)
+    return _timer(clock, call)
+
+
+def _warm_up(clock: GpuClock | None, call: Call) -> None:
+    if clock is not None:
+        clock.warm_up(call, _WARMUP_CALLS)
+        return
+    for _ in range(_WARMUP_CALLS):
+        call()
+
+
+def _timer(clock: GpuClock | None, call: Call) -> _Timer:
+    if clock is not None:
+        return clock.timer(call)
+
+    def sample() -> float:
+        start = time.perf_counter()
+        call()
+        return (time.perf_counter() - start) * 1e6
+
+    return sample, False

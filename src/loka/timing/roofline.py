@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loka.errors import UsageError
 from loka.vocab import Format, GemmProblem
 
-__all__ = ["PEAKS", "Peak", "bound_us", "peak_of"]
+__all__ = ["PEAKS", "Peak", "bound_us", "fraction_of_roofline", "peak_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +45,20 @@ def bound_us(problem: GemmProblem, peak: Peak, *, out_bytes: int = 2) -> float:
     rate = peak.fp8_tflops if fp8 else peak.bf16_tflops
     moved = (problem.m + problem.n) * problem.k * element + problem.m * problem.n * out_bytes
     return max(problem.flops / (rate * 1e6), moved / (peak.memory_gbps * 1e3))
+
+
+def fraction_of_roofline(problem: GemmProblem, peak: Peak, time_us: float, *, out_bytes: int = 2) -> float:
+    """What fraction of the roofline a product of this time reaches: its least time over its time.
+
+    Args:
+        problem: With the formats that the operands really have.
+        peak: Of the device.
+        time_us: Of the product alone, operands ready.
+        out_bytes: Bytes of an element of the result.
+
+    Raises:
+        UsageError: for a time that is not above 0.
+    """
+    if time_us <= 0:
+        raise UsageError(f"fraction_of_roofline(time_us={time_us}) must be above 0")
+    return bound_us(problem, peak, out_bytes=out_bytes) / time_us
