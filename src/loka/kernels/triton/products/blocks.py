@@ -3,6 +3,7 @@
 No `from __future__ import annotations` here: Triton reads the annotations of `tl.constexpr`.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -13,6 +14,7 @@ from loka.kernels.triton.products.tiles import Tiles
 
 __all__ = [
     "ACTIVATIONS",
+    "COMPUTE_DTYPES",
     "add_splits",
     "as_compute",
     "check_norm",
@@ -22,6 +24,9 @@ __all__ = [
 
 # Activations by number: operators of PyTorch's library and constants of Triton take numbers alike.
 ACTIVATIONS = {"none": 0, "relu": 1, "hard_swish": 2}
+
+# What `as_compute` turns values into.
+COMPUTE_DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 _REDUCED = 1024  # elements of the result that one program of the reduction adds up
 

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
+from loka.errors import UsageError
 from loka.kernels.triton.launch import launcher
 from loka.kernels.triton.products.blocks import add_splits, check_norm, finished, tile_of_program
 from loka.kernels.triton.products.shared_memory import shared_bytes_of
@@ -52,9 +53,7 @@ def _scaled_kernel(
     GROUP_M: tl.constexpr,
 ):
     """One tile, over one chunk of k; a split's tile goes to its own plane of the workspace, unfinished."""
-    tile_m, tile_n = tile_of_program(
-        tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M
-    )
+    tile_m, tile_n = tile_of_program(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     # Rows past the end read row 0: cheaper than a mask in the loop, and they are never stored.
@@ -124,9 +123,7 @@ def _blockwise_kernel(
     GROUP_M: tl.constexpr,
 ):
     """One tile; each step of k is one block of scales. SQUARE_B: one scale of B for 128 x 128."""
-    tile_m, tile_n = tile_of_program(
-        tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M
-    )
+    tile_m, tile_n = tile_of_program(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.where(rows < M, rows, 0).to(tl.int64)
@@ -380,7 +377,13 @@ def _problem(a: Tensor, b: Tensor) -> GemmProblem:
 def _prepared(a: Tensor, b: Tensor, tiles: Tiles, norm_block: int) -> tuple[int, int, int, Tiles]:
     """m, n, k and the tiles; a normalized tile is whole blocks wide and is not split."""
     (m, k), n = a.shape, b.shape[0]
-    tiles = for_norm(tiles, norm_block)
+    if b.shape[1] != k:
+        raise UsageError(f"the operands disagree in k: A holds {k}, B holds {b.shape[1]}")
+    if k > 1 and (a.stride(1) != 1 or b.stride(1) != 1):
+        raise UsageError(
+            f"an FP8 product reads operands contiguous along k, got strides {a.stride()} and {b.stride()}"
+        )
+    tiles = tiles.for_norm(norm_block)
     check_norm(n, norm_block, tiles)
     return m, n, k, tiles
 

@@ -37,7 +37,5 @@ def _where(device: Device, first: tuple[int, int]) -> Support:
     if device.type != "cuda":
         return Support.no("unverified on AMD GPUs, found " + device.name)
     if device.arch < first:
-        return Support.no(
-            f"needs SM {first[0]}.{first[1]} or later, found {device.arch[0]}.{device.arch[1]}"
-        )
+        return Support.no(f"needs SM {first[0]}.{first[1]} or later, found {device.arch[0]}.{device.arch[1]}")
     return Support.yes()

@@ -20,7 +20,14 @@ from typing import Literal
 
 from loka.vocab import GemmProblem
 
-__all__ = ["SHARED_BYTES", "Family", "Tiles", "alternatives", "tile_class", "tiles_for"]
+__all__ = [
+    "SHARED_BYTES",
+    "Family",
+    "Tiles",
+    "alternatives",
+    "tile_class",
+    "tiles_for",
+]
 
 Family = Literal["exact", "fast", "blockwise", "bf16"]
 
@@ -64,6 +71,15 @@ class Tiles:
     def chunk_k(self, k: int) -> int:
         """Elements of k in one split: whole steps."""
         return _ceil_div(_ceil_div(max(k, 1), self.block_k), self.splits) * self.block_k
+
+    def for_norm(self, norm_block: int) -> Tiles:
+        """The same for a result whose blocks of columns are normalized: whole blocks, nothing split."""
+        if norm_block == 0:
+            return self
+        if self.block_n >= norm_block:
+            return replace(self, splits=1)
+        # A wider tile holds fewer rows, so that its sums stay in registers.
+        return replace(self, block_m=_LEAST_ROWS, block_n=norm_block, warps=8, stages=3, splits=1)
 
 
 # Exact sums keep two accumulators (a step's and the total), so their tiles hold half of what fast ones do.
