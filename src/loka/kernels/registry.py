@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 
 from loka.errors import UnknownNameError, unknown_name
-from loka.kernels.backends import emulated, high_precision, torch_scaled_mm
+from loka.kernels.backends import (
+    deep_gemm,
+    emulated,
+    high_precision,
+    mslk,
+    torch_blockwise,
+    torch_fnuz,
+    torch_mx,
+    torch_scaled_mm,
+    transformer_engine,
+)
 from loka.kernels.protocol import Kernel
-from loka.vocab import Device, GemmProblem, Support
+from loka.vocab import Device, GemmProblem, Pass, Support
 
 __all__ = [
     "HIGH_PRECISION",
@@ -18,12 +30,23 @@ __all__ = [
     "emulated_twin",
     "kernel",
     "kernel_names",
+    "twin_of",
     "usable",
 ]
 
 HIGH_PRECISION = "high_precision.bf16"
 
-_ALL: tuple[Kernel, ...] = (*high_precision.KERNELS, *torch_scaled_mm.KERNELS, *emulated.KERNELS)
+_ALL: tuple[Kernel, ...] = (
+    *high_precision.KERNELS,
+    *torch_scaled_mm.KERNELS,
+    *torch_blockwise.KERNELS,
+    *mslk.KERNELS,
+    *deep_gemm.KERNELS,
+    *torch_mx.KERNELS,
+    *torch_fnuz.KERNELS,
+    *transformer_engine.KERNELS,
+    *emulated.KERNELS,
+)
 KERNELS = MappingProxyType({k.name: k for k in _ALL})
 
 
@@ -65,15 +88,51 @@ def candidates(problem: GemmProblem, device: Device) -> list[tuple[Kernel, Suppo
 
 
 def emulated_twin(name: str) -> Kernel:
-    """The emulated kernel with the same recipe as a real one (`torch.rowwise.fast` -> `emulated.rowwise`).
+    """The emulated kernel with the same recipe as a real one (`mslk.rowwise.fast` -> `emulated.rowwise`).
 
-    Fast accumulation is not emulated: the twin accumulates exactly.
+    Fast accumulation is not emulated: the twin accumulates exactly. A kernel that casts nothing has bf16 for
+    its twin.
 
     Raises:
         UnknownNameError: for an unknown kernel, or one that has no twin.
     """
     real = kernel(name)
+    found = twin_of(real, KERNELS.values())
+    if found is None:
+        raise UnknownNameError(
+            f"kernel `{name}` has no emulated twin: no emulated kernel casts its operands in the same way",
+            hint=f"emulated: {', '.join(k.name for k in KERNELS.values() if k.emulated)}",
+        )
+    return found
+
+
+def twin_of(real: Kernel, among: Iterable[Kernel]) -> Kernel | None:
+    """The first kernel of `among` that casts as `real` does and runs anywhere; None where none does.
+
+    Compared by recipe (formats, granularities, scale rounding) in every pass that the kernel is defined for.
+    """
     if real.emulated or real.name == HIGH_PRECISION:
         return real
-    twin = "emulated." + real.name.split(".", 1)[1].removesuffix(".fast")
-    return kernel(twin)
+    passes = _passes(real)
+    if not any(spec.is_quantized for spec in real.operands(GemmProblem(128, 128, 128, passes[0]))):
+        return kernel(HIGH_PRECISION)
+    fitting = (
+        k for k in among if k.emulated and set(passes) <= set(_passes(k)) and _same_recipe(real, k, passes)
+    )
+    return next(fitting, None)
+
+
+def _passes(chosen: Kernel) -> tuple[Pass, ...]:
+    """The passes a kernel is defined for: all, unless it says otherwise."""
+    return getattr(chosen, "passes", tuple(Pass))
+
+
+def _same_recipe(real: Kernel, twin: Kernel, passes: tuple[Pass, ...]) -> bool:
+    for pass_ in passes:
+        problem = GemmProblem(128, 128, 128, pass_)
+        a, b = real.operands(problem)
+        # A kernel may take twins of the formats that were asked for (FNUZ); the emulated one takes any.
+        theirs = twin.operands(replace(problem, a_format=a.format, b_format=b.format))
+        if (a.recipe_key, b.recipe_key) != tuple(spec.recipe_key for spec in theirs):
+            return False
+    return True

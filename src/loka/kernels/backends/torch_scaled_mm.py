@@ -9,7 +9,7 @@ with k (31 % at k = 65,536 on positive data).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,9 +29,33 @@ from loka.vocab import (
     Support,
 )
 
-__all__ = ["KERNELS", "ScaledMM"]
+__all__ = ["KERNELS", "ScaledMM", "added_after", "bias_inside"]
 
 _PAD_K = 16  # cuBLASLt's rule for 8-bit operands; the cast pads with zeros
+
+_REPRO = """\
+import torch
+
+
+def product(a, b, scale_a, scale_b, out_dtype):
+    return torch._scaled_mm(
+        a, b.t(), {scale_a}, {scale_b}, out_dtype=out_dtype, use_fast_accum={fast}
+    )
+"""
+
+
+def bias_inside(bias: Tensor | None, out_dtype: torch.dtype) -> Tensor | None:
+    """The bias as cuBLASLt's epilogue takes it: 16-bit, beside a 16-bit output; None where it cannot.
+
+    The epilogue adds to the fp32 sum and rounds once. The bias itself is rounded to the output's dtype, as
+    autocast does for F.linear. Adding an fp32 bias to a finished bf16 product would round twice.
+    """
+    return bias.to(out_dtype) if bias is not None and out_dtype in (torch.bfloat16, torch.float16) else None
+
+
+def added_after(out: Tensor, bias: Tensor | None, inside: Tensor | None) -> Tensor:
+    """The product with a bias that the epilogue did not take: fp32 to fp32, one rounding."""
+    return out if bias is None or inside is not None else out + bias.to(out.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +87,17 @@ class ScaledMM(BaseKernel):
 
     def operands(self, problem: GemmProblem) -> tuple[OperandSpec, OperandSpec]:
         """Both operands padded along k to a multiple of 16."""
-        a, b = linear_operands(problem, self.granularity, self.weight_granularity, pad=_PAD_K)
-        if self.granularity is Granularity.ROWWISE:
-            b = replace(b, scale_layout=ScaleLayout.VECTOR)
-        return a, b
+        vector = ScaleLayout.VECTOR if self.granularity is Granularity.ROWWISE else None
+        return linear_operands(
+            problem, self.granularity, self.weight_granularity, pad=_PAD_K, b_layout=vector
+        )
 
     def matmul(
         self, a: Quantized, b: Quantized, *, out_dtype: torch.dtype, bias: Tensor | None = None
     ) -> Tensor:
         """D [m, n]; the bias is added inside where cuBLASLt can (bf16 and fp16 outputs)."""
         rowwise = self.granularity is Granularity.ROWWISE
-        inside = bias is not None and out_dtype in (torch.bfloat16, torch.float16)
+        inside = bias_inside(bias, out_dtype)
         # On a CPU the product runs through ordinary operators, which autocast would round to bf16.
         with torch.autocast(a.values.device.type, enabled=False):
             out = torch._scaled_mm(
@@ -81,11 +105,20 @@ class ScaledMM(BaseKernel):
                 b.values.t(),
                 a.scale[:, None] if rowwise else a.scale,
                 b.scale[None, :] if rowwise else b.scale,
-                bias=bias.to(out_dtype) if inside and bias is not None else None,
+                bias=inside,
                 out_dtype=out_dtype,
                 use_fast_accum=self.accumulation is Accumulation.FAST,
             )
-        return out if bias is None or inside else out + bias.to(out_dtype)
+        return added_after(out, bias, inside)
+
+    def repro(self) -> str:
+        """The same call without LoKA."""
+        rowwise = self.granularity is Granularity.ROWWISE
+        return _REPRO.format(
+            scale_a="scale_a[:, None]" if rowwise else "scale_a",
+            scale_b="scale_b[None, :]" if rowwise else "scale_b",
+            fast=self.accumulation is Accumulation.FAST,
+        )
 
 
 _T, _R = Granularity.TENSORWISE, Granularity.ROWWISE
