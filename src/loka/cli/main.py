@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from loka.cli import diff, doctor, plan, probe, run, show, train
+from loka.cli import bench, diff, doctor, plan, probe, run, show, train
 from loka.cli.options import TalkOptions
 from loka.cli.talk import set_level, talking
 from loka.errors import LokaError
@@ -43,6 +43,7 @@ for _verb, _short in (
     (diff.diff, "What differs between two plans."),
 ):
     app.command(_verb.__name__, short_help=_short)(_verb)
+app.add_typer(bench.app, name="bench", short_help="Time kernels on this machine, casts included.")
 
 
 def _version(wanted: bool) -> None:

@@ -24,12 +24,12 @@ class DeviceLostError(LokaError, RuntimeError):
         reason: What the driver said.
     """
 
-    def __init__(self, culprit: str, reason: str) -> None:
+    def __init__(self, culprit: str, reason: str, *, hint: str | None = None) -> None:
         self.culprit = culprit
         self.reason = reason
         super().__init__(
             f"`{culprit}` left the GPU unusable in this process: {reason}",
-            hint="start a new process; leave this candidate out",
+            hint=hint or "start a new process and leave this candidate out",
         )
 
 
