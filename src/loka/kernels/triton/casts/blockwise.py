@@ -10,9 +10,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
+from loka.kernels.triton.casts.blockwise_pairs import pairs_kernel
 from loka.kernels.triton.casts.formula import codes_of, decode_scale, finite_magnitude, reciprocal
 from loka.kernels.triton.casts.outputs import FLOAT8, FORMAT_MAX, empty_like_output, padded
-from loka.kernels.triton.casts.tiles import blockwise_tile
+from loka.kernels.triton.casts.tiles import blockwise_tile, pairs_tile
 from loka.kernels.triton.launch import launcher
 
 __all__ = ["K_MAJOR", "MN_MAJOR", "MN_MAJOR_PAD4", "cast_blockwise"]
@@ -135,11 +136,63 @@ def cast_blockwise(
     padded_C, padded_R = padded(C, straight_pad), padded(R, transposed_pad)
     float8 = FLOAT8[format_]
     straight = empty_like_output(x, (R, padded_C), float8, wanted=straight_pad > 0)
-    transposed = empty_like_output(x, (C, padded_R), float8, wanted=transposed_pad > 0)
     of_s = _scales(x, R, padded_C, straight_layout, square=square, wanted=straight_pad > 0)
     of_t = _scales(x, C, padded_R, transposed_layout, square=square, wanted=transposed_pad > 0)
-    tile = blockwise_tile(R, C, square=square, transposed=transposed_pad > 0)
     # Scales padded to a multiple of 4 blocks reach past the values: the grid covers both.
+    shape = (R, C, x.stride(0), padded_C, padded_R)
+    if transposed_pad and not square and padded_R % 16 == 0:
+        pairs = x.new_empty((C, padded_R // 2), dtype=torch.int16)
+        _launch_pairs(x, (straight, of_s, pairs, of_t), shape, format_, power_of_two)
+        transposed = pairs.view(float8)
+    else:
+        transposed = empty_like_output(x, (C, padded_R), float8, wanted=transposed_pad > 0)
+        _launch_tiles(x, (straight, of_s, transposed, of_t), shape, format_, power_of_two, square)
+    return straight, of_s, transposed, of_t
+
+
+_Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
+_Shape = tuple[int, int, int, int, int]
+
+
+def _launch_pairs(x: Tensor, outputs: _Outputs, shape: _Shape, format_: int, power_of_two: bool) -> None:
+    straight, of_s, pairs, of_t = outputs
+    R, C, stride, padded_C, padded_R = shape
+    tile = pairs_tile(R, C, straight=straight.numel() > 0)
+    tiles_r = max(triton.cdiv(padded_R, 128), of_t.shape[1])
+    tiles_c = max(triton.cdiv(max(C, padded_C), tile.columns), of_s.shape[1])
+    launcher(pairs_kernel)[(tiles_r * tiles_c,)](
+        x,
+        straight,
+        of_s,
+        pairs,
+        of_t,
+        R,
+        C,
+        stride,
+        padded_C,
+        padded_R,
+        *of_s.stride(),
+        *of_t.stride(),
+        triton.cdiv(padded_C, 128),
+        triton.cdiv(padded_R, 128),
+        of_s.shape[1],
+        of_t.shape[1],
+        tiles_c,
+        MAX=FORMAT_MAX[format_],
+        FORMAT=format_,
+        POWER_OF_TWO=power_of_two,
+        STRAIGHT=straight.numel() > 0,
+        BC=tile.columns,
+        num_warps=tile.warps,
+    )
+
+
+def _launch_tiles(
+    x: Tensor, outputs: _Outputs, shape: _Shape, format_: int, power_of_two: bool, square: bool
+) -> None:
+    straight, of_s, transposed, of_t = outputs
+    R, C, stride, padded_C, padded_R = shape
+    tile = blockwise_tile(R, C, square=square, transposed=transposed.numel() > 0)
     tiles_r = max(triton.cdiv(padded_R, tile.rows), of_t.shape[1])
     tiles_c = max(triton.cdiv(padded_C, 128), of_s.shape[1])
     launcher(_kernel)[(tiles_r * tiles_c,)](
@@ -150,7 +203,7 @@ def cast_blockwise(
         of_t,
         R,
         C,
-        x.stride(0),
+        stride,
         padded_C,
         padded_R,
         triton.cdiv(R, 128) if square else R,
@@ -166,10 +219,9 @@ def cast_blockwise(
         FORMAT=format_,
         POWER_OF_TWO=power_of_two,
         SQUARE=square,
-        STRAIGHT=straight_pad > 0,
-        TRANSPOSED=transposed_pad > 0,
+        STRAIGHT=straight.numel() > 0,
+        TRANSPOSED=transposed.numel() > 0,
         BR=tile.rows,
         BC=tile.columns,
         num_warps=tile.warps,
     )
-    return straight, of_s, transposed, of_t

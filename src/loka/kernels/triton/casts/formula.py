@@ -40,11 +40,12 @@ def reciprocal(scale):
 def codes_of(x, r, MAX: tl.constexpr, FORMAT: tl.constexpr):
     """RNE(clamp(x * r)) of fp32 x; NaN stays NaN, an infinity becomes NaN in E4M3 and stays one in E5M2."""
     magnitude = tl.abs(x)
-    clamped = tl.clamp(x * r, -MAX, MAX)
+    held = tl.where(magnitude < float("inf"), tl.clamp(x * r, -MAX, MAX), float("nan"))
     if FORMAT == 0:
-        return tl.where(magnitude < float("inf"), clamped, float("nan")).to(tl.float8e4nv)
-    # Hardware saturates the cast, so that an infinity has to be put in as its bits.
-    codes = tl.where(magnitude < float("inf"), clamped, float("nan")).to(tl.float8e5)
-    infinity = tl.where(x > 0.0, 0x7C, 0xFC).to(tl.uint8)
-    bits = tl.where(magnitude == float("inf"), infinity, codes.to(tl.uint8, bitcast=True))
-    return bits.to(tl.float8e5, bitcast=True)
+        codes = held.to(tl.float8e4nv)
+    else:
+        # Hardware saturates the cast, so that an infinity has to be put in as its bits.
+        bits = held.to(tl.float8e5).to(tl.uint8, bitcast=True)
+        infinity = tl.where(x > 0.0, 0x7C, 0xFC).to(tl.uint8)
+        codes = tl.where(magnitude == float("inf"), infinity, bits).to(tl.float8e5, bitcast=True)
+    return codes

@@ -10,6 +10,7 @@ __all__ = [
     "blockwise_tile",
     "column_amax_tile",
     "elementwise_tile",
+    "pairs_tile",
     "rowwise_tile",
     "transposing_tile",
 ]
@@ -74,3 +75,8 @@ def column_amax_tile(R: int, C: int) -> Tile:
 def blockwise_tile(R: int, C: int, *, square: bool, transposed: bool) -> Tile:
     """128 columns, and 128 rows where scales or the second orientation span them."""
     return Tile(128, 128, 8) if square or transposed else Tile(32, 128, 4)
+
+
+def pairs_tile(R: int, C: int, *, straight: bool) -> Tile:
+    """128 rows, and 128 columns where 1x128 blocks along the rows are wanted as well."""
+    return Tile(128, 128 if straight else 64, 8)

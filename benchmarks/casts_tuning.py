@@ -1,0 +1,148 @@
+"""Tile sizes of the casts on the GPU in hand: every alternative, timed. Prints; changes nothing.
+
+python benchmarks/casts_tuning.py
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from loka.kernels.triton.casts import (
+    blockwise,
+    cast_blockwise,
+    cast_rowwise,
+    cast_tensorwise,
+    rowwise,
+    tensorwise,
+)
+from loka.kernels.triton.casts.tiles import Tile
+from loka.timing import measure
+
+SHAPES = ((65536, 2048), (65536, 512), (8192, 2048))
+ROUNDS = 12
+
+
+def flat(C: int, elements: int) -> tuple[int, int]:
+    columns = min(1024, C)
+    return elements // columns, columns
+
+
+def amax_tiles(C: int) -> Iterator[Tile]:
+    for elements, warps, programs in itertools.product((4096, 8192, 16384), (4, 8), (528, 1056, 2112)):
+        yield Tile(*flat(1024, elements), warps, programs)
+
+
+def elementwise_tiles(C: int) -> Iterator[Tile]:
+    for elements, warps in itertools.product((2048, 4096, 8192, 16384), (4, 8)):
+        yield Tile(*flat(1024, elements), warps)
+
+
+def rowwise_tiles(C: int) -> Iterator[Tile]:
+    for elements, warps in itertools.product((C, 2048, 4096, 8192, 16384), (2, 4, 8)):
+        if elements >= C:
+            yield Tile(elements // C, C, warps)
+
+
+def transposing_tiles(C: int) -> Iterator[Tile]:
+    for (rows, columns), warps in itertools.product(
+        ((128, 128), (128, 64), (64, 128), (64, 64), (256, 64), (128, 32), (256, 32)), (4, 8)
+    ):
+        yield Tile(rows, columns, warps)
+
+
+def straight_block_tiles(C: int) -> Iterator[Tile]:
+    for rows, warps in itertools.product((8, 16, 32, 64, 128), (1, 2, 4, 8)):
+        yield Tile(rows, 128, warps)
+
+
+def square_block_tiles(C: int) -> Iterator[Tile]:
+    for warps in (4, 8, 16):
+        yield Tile(128, 128, warps)
+
+
+def pairs_tiles(C: int) -> Iterator[Tile]:
+    for columns, warps in itertools.product((32, 64, 128), (4, 8)):
+        yield Tile(128, columns, warps)
+
+
+def main() -> None:
+    jobs: list[tuple[str, object, str, Callable[[int], Iterator[Tile]], Callable[[Tensor], object]]] = [
+        ("amax", tensorwise, "amax_tile", amax_tiles, tensorwise._partial_amax),
+        (
+            "tensorwise cast, static scale",
+            tensorwise,
+            "elementwise_tile",
+            elementwise_tiles,
+            lambda x: cast_tensorwise(x, x.new_ones((), dtype=torch.float32), 0, False, 16, 0),
+        ),
+        (
+            "tensorwise both, static scale",
+            tensorwise,
+            "transposing_tile",
+            transposing_tiles,
+            lambda x: cast_tensorwise(x, x.new_ones((), dtype=torch.float32), 0, False, 16, 16),
+        ),
+        ("rowwise", rowwise, "rowwise_tile", rowwise_tiles, lambda x: cast_rowwise(x, 0, False, 16)),
+        (
+            "1x128",
+            blockwise,
+            "blockwise_tile",
+            straight_block_tiles,
+            lambda x: cast_blockwise(x, 0, False, False, 16, 1, 0, 0),
+        ),
+        (
+            "1x128 both",
+            blockwise,
+            "pairs_tile",
+            square_block_tiles,
+            lambda x: cast_blockwise(x, 0, False, False, 16, 1, 16, 1),
+        ),
+        (
+            "1x128 transposed",
+            blockwise,
+            "pairs_tile",
+            pairs_tiles,
+            lambda x: cast_blockwise(x, 0, False, False, 0, 0, 16, 1),
+        ),
+        (
+            "128x128 both",
+            blockwise,
+            "blockwise_tile",
+            square_block_tiles,
+            lambda x: cast_blockwise(x, 0, False, True, 16, 2, 16, 2),
+        ),
+    ]
+    for rows, columns in SHAPES:
+        x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
+        y = torch.empty_like(x)
+        copy = measure({"copy": lambda y=y, x=x: y.copy_(x)}, device="cuda", rounds=ROUNDS)["copy"].p50_us
+        print(f"{rows}x{columns} copy {copy:.1f} us, {4 * x.numel() / copy / 1e6:.2f} TB/s", flush=True)
+        for name, module, attribute, tiles, call in jobs:
+            kept = getattr(module, attribute)
+            found = []
+            for tile in tiles(columns):
+                setattr(module, attribute, lambda *_, tile=tile, **__: tile)
+                try:
+                    time = measure({"cast": lambda x=x, call=call: call(x)}, device="cuda", rounds=ROUNDS)
+                except Exception as error:  # a tile that does not compile is an answer
+                    print(name, tile, str(error).splitlines()[0][:80])
+                    continue
+                found.append((time["cast"].p50_us, tile))
+            setattr(module, attribute, kept)
+            if not found:
+                continue
+            best = sorted(found)[:4]
+            print(
+                f"  {name}: "
+                + "; ".join(f"{t:.1f} {tuple(tile)}" for t, tile in best)
+                + f"; worst {max(found)[0]:.1f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""LoKA's Triton casts on a GPU: equal to the oracle of `loka.numerics` on the CPU, bit by bit."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from loka.kernels import cast
+from loka.kernels.gpu_casts import KNOWN_GRANULARITIES
+from loka.numerics import Quantized, cast_operand
+from loka.vocab import Format, Granularity, OperandSpec, ScaleLayout, ScaleRounding
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+]
+
+SHAPES = [(1, 1), (1, 4096), (4096, 1), (17, 33), (300, 523), (129, 3456), (1000, 20000), (2048, 1024)]
+LAYOUTS = (ScaleLayout.K_MAJOR, ScaleLayout.MN_MAJOR, ScaleLayout.MN_MAJOR_PAD4)
+
+
+def data(R: int, C: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(R * 1000 + C)
+    x = torch.randn(R, C, generator=generator)
+    x *= torch.exp2(torch.randint(-20, 20, (R, 1), generator=generator).float())
+    if R > 16:
+        x[3], x[5, C // 2], x[7, 0], x[9, -1] = 0.0, torch.nan, torch.inf, -torch.inf
+    return x.to(dtype)
+
+
+def check(made: Quantized, x: Tensor, spec: OperandSpec, *, scale: Tensor | None = None) -> None:
+    want = cast_operand(x, spec, scale=scale)
+    assert torch.equal(made.scale.cpu(), want.scale)
+    if want.scale.numel() > 1 and want.scale.dim() == 2 and min(want.scale.shape) > 1:
+        assert made.scale.stride() == want.scale.stride()
+    assert made.values.is_contiguous()
+    ours, wanted = made.values.cpu(), want.values
+    assert ours.shape == wanted.shape
+    number = ~wanted.float().isnan()
+    assert torch.equal(ours.float().isnan(), ~number)
+    assert torch.equal(ours.view(torch.uint8)[number], wanted.view(torch.uint8)[number])
+
+
+@pytest.mark.parametrize("granularity", KNOWN_GRANULARITIES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_codes_and_scales(granularity: Granularity, shape: tuple[int, int]) -> None:
+    for dtype, format_, rounding in itertools.product(
+        (torch.bfloat16, torch.float16, torch.float32), (Format.E4M3, Format.E5M2), ScaleRounding
+    ):
+        x = data(*shape, dtype)
+        spec = OperandSpec(
+            format_, granularity, False, rounding, OperandSpec.of(format_, granularity).scale_layout, 16
+        )
+        twin = spec.with_transposed(True)
+        for specs in ((spec,), (twin,), (spec, twin)):
+            for made in cast(x.cuda(), specs):
+                check(made, x, made.spec)
+
+
+@pytest.mark.parametrize("granularity", [Granularity.BLOCKWISE_1X128, Granularity.BLOCKWISE_128X128])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scale_layouts(granularity: Granularity, layout: ScaleLayout) -> None:
+    for shape in ((130, 700), (300, 256), (512, 3456)):
+        x = data(*shape, torch.bfloat16)
+        spec = OperandSpec(Format.E4M3, granularity, scale_layout=layout, pad=16)
+        for made in cast(x.cuda(), (spec, spec.with_transposed(True))):
+            check(made, x, made.spec)
+
+
+@pytest.mark.parametrize("granularity", KNOWN_GRANULARITIES)
+def test_strides(granularity: Granularity) -> None:
+    wide = data(400, 900, torch.bfloat16)
+    on_gpu = wide.cuda()
+    for pick in (lambda t: t[:, 7:707], lambda t: t.t(), lambda t: t[:, 3:4], lambda t: t[::2, ::3]):
+        spec = OperandSpec.of(Format.E4M3, granularity, pad=16)
+        for made in cast(pick(on_gpu), (spec, spec.with_transposed(True))):
+            check(made, pick(wide), made.spec)
+
+
+def test_static_scale_zeros_and_empty() -> None:
+    x = data(300, 523, torch.bfloat16)
+    scale = torch.tensor(0.125)
+    spec = OperandSpec.of(Format.E4M3, Granularity.TENSORWISE, pad=16)
+    for made in cast(x.cuda(), (spec, spec.with_transposed(True)), scale=scale.cuda()):
+        check(made, x, made.spec, scale=scale)
+    for granularity in KNOWN_GRANULARITIES:
+        spec = OperandSpec.of(Format.E4M3, granularity, pad=16)
+        for shape in ((40, 50), (0, 50), (40, 0)):
+            zero = torch.zeros(shape)
+            for made in cast(zero.cuda(), (spec, spec.with_transposed(True))):
+                check(made, zero, made.spec)
+
+
+@pytest.mark.parametrize("granularity", KNOWN_GRANULARITIES)
+def test_compiled_whole_and_repeatable(granularity: Granularity) -> None:
+    """One graph without a break; the same bits as eager; the same bits again."""
+    spec = OperandSpec.of(Format.E4M3, granularity, pad=16)
+    specs = (spec, spec.with_transposed(True))
+
+    def flat(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(t for made in cast(x, specs) for t in made[:2])
+
+    compiled = torch.compile(flat, fullgraph=True)
+    for seed in (0, 1):
+        x = data(300, 512 + seed, torch.bfloat16).cuda()
+        eager, again = flat(x), flat(x)
+        for ours, theirs, third in zip(compiled(x), eager, again, strict=True):
+            for other in (theirs, third):
+                assert ours.shape == other.shape
+                assert torch.equal(ours.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
+def test_more_than_two_to_the_31_elements() -> None:
+    """Offsets are 64-bit: the last rows of a tensor of 4.3e9 elements are cast like the same rows alone."""
+    R, C = 1 << 21, 2064
+    x = torch.empty(R, C, device="cuda", dtype=torch.bfloat16)
+    x.fill_(1.0)
+    tail = data(256, C, torch.bfloat16)
+    x[-256:] = tail.cuda()
+    for granularity in (Granularity.ROWWISE, Granularity.BLOCKWISE_1X128):
+        spec = OperandSpec.of(Format.E4M3, granularity, pad=16)
+        made = cast(x, (spec,))[0]
+        want = cast_operand(tail, spec)
+        number = ~want.values.float().isnan()
+        ours = made.values[-256:].cpu()
+        assert torch.equal(ours.view(torch.uint8)[number], want.values.view(torch.uint8)[number])
+        assert torch.equal(made.scale[-256:].cpu(), want.scale)
