@@ -1,9 +1,9 @@
-"""What `loka doctor` finds: versions, the device, kernels and their checks."""
+"""What `loka doctor` finds: versions, the device, and what each kernel says."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
@@ -12,24 +12,31 @@ from rich.table import Table
 
 from loka.artifacts import describe_environment
 from loka.cli.output import cell
-from loka.kernels import HIGH_PRECISION, KERNELS, device_of, usable
-from loka.kernels import vet as vet_kernel
+from loka.kernels import HIGH_PRECISION, KERNELS, check_patterns, device_of, usable
+from loka.kernels.protocol import Kernel
 from loka.vocab import A_FORMATS, GemmProblem, Pass
 
 __all__ = [
     "kernel_rows",
     "kernels_table",
     "versions",
+    "linear_problems",
+    "matching_kernels",
     "versions_table",
-    "vet_all",
-    "vetting_table",
 ]
 
 Row = dict[str, Any]
 _SIZE = 1024
-# (rows, out, in): square; rows that are no multiple of 16; a wide and short product.
-_VETTED = ((256, 256, 256), (18, 64, 272), (130, 512, 48))
-_OPTIONAL = ("triton", "torchao", "torchrec", "fbgemm-gpu", "deep-gemm", "transformer-engine")
+_OPTIONAL = (
+    "triton",
+    "mslk-cuda",
+    "sgl-deep-gemm",
+    "apache-tvm-ffi",
+    "torchao",
+    "torchrec",
+    "fbgemm-gpu",
+    "transformer-engine",
+)
 
 
 def versions(where: str) -> dict[str, str]:
@@ -68,21 +75,38 @@ def versions_table(found: dict[str, str]) -> Table:
     return table
 
 
-def _problems(rows: int, out: int, inside: int) -> list[GemmProblem]:
+def linear_problems(rows: int, out: int, inside: int, *, bias: bool = False) -> list[GemmProblem]:
     """The three products of a linear layer; gradients in both formats."""
     return [
-        GemmProblem.of_linear(pass_, rows=rows, out_features=out, in_features=inside, grad_format=grad_format)
+        GemmProblem.of_linear(
+            pass_, rows=rows, out_features=out, in_features=inside, grad_format=grad_format, bias=bias
+        )
         for pass_ in Pass
         for grad_format in A_FORMATS[pass_]
     ]
 
 
-def kernel_rows(where: str) -> list[Row]:
+def matching_kernels(patterns: Sequence[str]) -> dict[str, Kernel]:
+    """The kernels whose names match a pattern, in the registry's order; all where there is none.
+
+    Args:
+        patterns: Globs, several to a string with commas between.
+
+    Raises:
+        UnknownNameError: for a pattern that matches nothing.
+    """
+    globs = tuple(glob for text in patterns for glob in text.split(",") if glob)
+    check_patterns(globs)
+    wanted = globs or ("*",)
+    return {name: k for name, k in KERNELS.items() if any(fnmatchcase(name, glob) for glob in wanted)}
+
+
+def kernel_rows(where: str, kernels: Mapping[str, Kernel]) -> list[Row]:
     """What every kernel says of a product of 1024 x 1024 x 1024, by pass and formats."""
     device = device_of(where)
     rows = []
-    for name, kernel in KERNELS.items():
-        for problem in _problems(_SIZE, _SIZE, _SIZE):
+    for name, kernel in kernels.items():
+        for problem in linear_problems(_SIZE, _SIZE, _SIZE):
             support = usable(kernel, problem, device)
             rows.append(
                 {
@@ -92,6 +116,7 @@ def kernel_rows(where: str) -> list[Row]:
                     "ok": support.ok,
                     "reason": support.reason,
                     "emulated": kernel.emulated,
+                    "verified": kernel.verified,
                 }
             )
     return rows
@@ -112,43 +137,8 @@ def kernels_table(rows: Sequence[Row]) -> Table:
             reasons = ["leaves the product as it is"]
         elif any(row["emulated"] for row in mine.values()):
             reasons.append("FP8 numbers, nothing faster")
+        if not all(row["verified"] for row in mine.values()):
+            reasons.insert(0, "unverified: written by its library's contract, never run by us")
         answers = ["yes" if mine[head]["ok"] else "no" for head in heads]
         table.add_row(name, *answers, cell("; ".join(reasons)))
-    return table
-
-
-def vet_all(where: str) -> list[Row]:
-    """Run every FP8 kernel usable here on a few shapes, each pass and pair of formats."""
-    device = device_of(where)
-    rows = []
-    for name, kernel in KERNELS.items():
-        if name == HIGH_PRECISION:
-            continue
-        for shape in _VETTED:
-            for problem in _problems(*shape):
-                if not usable(kernel, problem, device):
-                    continue
-                verdict = vet_kernel(kernel, problem, torch.device(where))
-                rows.append(
-                    {
-                        "kernel": name,
-                        "pass": str(problem.pass_),
-                        "formats": f"{problem.a_format} x {problem.b_format}",
-                        "shape": problem.key,
-                        **dataclasses.asdict(verdict),
-                    }
-                )
-    return rows
-
-
-def vetting_table(rows: Sequence[Row]) -> Table:
-    """A line a kernel: how many checks passed, and what was found where one did not."""
-    table = Table(title="vetting: output against FP64, twice", title_justify="left")
-    table.add_column("kernel", no_wrap=True)
-    table.add_column("passed", justify="right")
-    table.add_column("found")
-    for name in dict.fromkeys(row["kernel"] for row in rows):
-        mine = [row for row in rows if row["kernel"] == name]
-        wrong = [f"{r['pass']} {r['formats']} {r['shape']}: {r['reason']}" for r in mine if not r["ok"]]
-        table.add_row(name, f"{len(mine) - len(wrong)} of {len(mine)}", cell("; ".join(wrong)))
     return table

@@ -55,7 +55,7 @@ def examine(kernel: Kernel, problem: GemmProblem, device: torch.device | str) ->
     notes = _Notes(kernel, where)
     if notes.runs(Trial(problem), lambda: kernel.warm_up(problem, where)):
         _examine_two_signed(notes, problem, here, own=True)
-        _examine_one_signed(notes, problem, here)
+        _examine_one_signed(notes, problem)
         other = neighbour(kernel, problem, here)
         if other is not None and notes.runs(Trial(other), lambda: kernel.warm_up(other, where)):
             _examine_two_signed(notes, other, here, own=False)
@@ -100,10 +100,10 @@ class _Notes:
         return True
 
     def verdict(self, problem: GemmProblem) -> Verdict:
-        found = [*self.wrong, *self.differs]
-        texts = [
-            text if t == Trial(problem, out_dtype=problem.out_dtype) else f"{t}: {text}" for t, text in found
-        ]
+        plain = Trial(problem, out_dtype=problem.out_dtype)
+        # Runs that differ go first: they are named even where the list of faults is long.
+        found = [*self.differs[:1], *self.wrong, *self.differs[1:]]
+        texts = [text if trial == plain else f"{trial}: {text}" for trial, text in found]
         texts += self.remarks
         more = len(texts) - _MOST_REASONS
         shown = texts[:_MOST_REASONS] + ([f"and {more} more"] if more > 0 else [])
@@ -236,19 +236,17 @@ def _judged(
 
 def _excess(errors: Errors, norm: float, row: float) -> str:
     """What is beyond the limits; empty where nothing is."""
-    if errors.row > row:
-        return f"worst row {errors.row_index} is off by {errors.row:.2g} (limit {row:.2g})"
-    if errors.column > row:
-        return f"worst column {errors.column_index} is off by {errors.column:.2g} (limit {row:.2g})"
+    worst = max((errors.row, "row", errors.row_index), (errors.column, "column", errors.column_index))
+    if worst[0] > row:
+        return f"worst {worst[1]} {worst[2]} is off by {worst[0]:.2g} (limit {row:.2g})"
     if errors.norm > norm:
         return f"the whole is off by {errors.norm:.2g} (limit {norm:.2g})"
     return ""
 
 
-def _examine_one_signed(notes: _Notes, problem: GemmProblem, here: Device) -> None:
+def _examine_one_signed(notes: _Notes, problem: GemmProblem) -> None:
     """Sums that only grow: what the fast mode loses at long k, and nobody sees on centred data."""
-    out_dtype = Format.FP32 if _has_fp32(notes, problem, here) else problem.out_dtype
-    trial = Trial(problem, Data.ONE_SIGNED, out_dtype)
+    trial = Trial(problem, Data.ONE_SIGNED, problem.out_dtype)
     a, b = _placed(notes, problem, Data.ONE_SIGNED)
     out = _output(notes, trial, a, b)
     if out is None:
