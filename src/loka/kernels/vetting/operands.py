@@ -95,7 +95,10 @@ def _repeated(values: Tensor, order: Tensor, spec: OperandSpec) -> Tensor:
     out = guarded_empty((rows, k), stride, values.dtype, values.device)
     # Indexing of 8-bit floats does not exist everywhere; that of their bytes does.
     source, target = (t.view(torch.uint8) if spec.is_quantized else t for t in (values, out))
-    target.copy_(source[order]) if not upright else torch.index_select(source, 0, order, out=target)
+    if upright:
+        torch.index_select(source, 0, order, out=target)
+    else:
+        torch.index_select(source.t(), 1, order, out=target.t())
     return out
 
 
@@ -118,10 +121,22 @@ def _uneven(rows: int, k: int, generator: torch.Generator) -> Tensor:
     x *= _spread(powers(1, rows, -(-k // 128)), 128, k)
     x *= _spread(powers(1, 1, -(-k // 32)), 32, k)
     edge = k % _EDGE or min(_EDGE, k)
-    if k:
-        x[:, k - edge :] *= 2.0 ** round(math.log2(k / edge) / 4)
+    if edge < k:
+        x[:, k - edge :] *= _weight_of_edge(x, edge)
     # Keeps results within the range of fp16, whatever k is.
     return x * 2.0 ** -(5 + round(math.log2(max(1, k)) / 4))
+
+
+def _weight_of_edge(x: Tensor, edge: int) -> Tensor:
+    """[rows, 1]: what makes the last `edge` columns weigh as much in a dot product as all others.
+
+    A sum of n products of independent numbers of sizes a and b is about a b sqrt(n), so edge^(1/2) beta^2
+    must be k^(1/2).
+    """
+    k = x.shape[1]
+    rest, last = (part.square().mean(dim=1, keepdim=True).sqrt() for part in x.split([k - edge, edge], dim=1))
+    wanted = rest / last.clamp(min=2.0**-60) * (k / edge) ** 0.25
+    return torch.exp2(wanted.clamp(min=2.0**-60).log2().round())
 
 
 def _spread(blocks: Tensor, size: int, k: int) -> Tensor:
