@@ -1,4 +1,4 @@
-"""The record of `loka bench gemm` with the commit given by hand, for a machine without the checkout's history.
+"""The record of `loka bench gemm` with the commit given by hand, where there is no checkout.
 
     python benchmarks/gemm_h200.py --out gemm_h200.json --commit HASH [--resume]
 

@@ -17,7 +17,7 @@ from loka.vocab import Pass
 
 __all__ = ["GemmBench"]
 
-_LEAST_ROUNDS = 4
+_LEAST_ROUNDS = 8  # four on each half: the least on which an interval above 1 says something
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

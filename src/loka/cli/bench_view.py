@@ -161,6 +161,7 @@ def summary_lines(result: GemmResult) -> list[str]:
     unfit = sorted({row.kernel for pair in result.pairs for row in pair.kernels if not row.vetted})
     if unfit:
         lines.append(f"failed their vetting somewhere, and are not timed there: {', '.join(unfit)}")
-    if metrics["pairs_failed"]:
-        lines.append(f"{int(metrics['pairs_failed'])} pairs could not be timed in bf16")
+    failed = int(metrics["pairs_failed"])
+    if failed:
+        lines.append(f"{failed} pair{'' if failed == 1 else 's'} could not be timed in bf16")
     return lines
