@@ -46,6 +46,13 @@ def _plain_kernel(
     stride_b_k,
     eps,
     COMPUTE: tl.constexpr,
+    A_BY_ROWS: tl.constexpr,
+    B_BY_ROWS: tl.constexpr,
+    M_EIGHT: tl.constexpr,
+    N_EIGHT: tl.constexpr,
+    K_EIGHT: tl.constexpr,
+    A_EIGHT: tl.constexpr,
+    B_EIGHT: tl.constexpr,
     EVEN_K: tl.constexpr,
     SPLIT: tl.constexpr,
     BIAS: tl.constexpr,
@@ -56,36 +63,60 @@ def _plain_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    """One tile, over one chunk of k; a split's tile goes to its own plane of the workspace, unfinished."""
+    """One tile, over one chunk of k; a split's tile goes to its own plane of the workspace, unfinished.
+
+    A_BY_ROWS, B_BY_ROWS: rows, not k, are contiguous in memory. M_EIGHT and the like: a multiple of 8, which
+    is 16 bytes of bf16, the widest load. Triton itself looks for multiples of 16, and a hint on an argument
+    has no effect: what it sees is `x // 8 * 8`.
+    """
+    bound_m = M // 8 * 8 if M_EIGHT else M
+    bound_n = N // 8 * 8 if N_EIGHT else N
+    bound_k = K // 8 * 8 if K_EIGHT else K
     tile_m, tile_n = tile_of_program(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    # Clamped, not masked: see the FP8 kernel. The last row, since an index of 0 in the middle of a
-    # contiguous run would break up wide loads where rows are the contiguous axis.
-    row = tl.minimum(rows, M - 1).to(tl.int64)
-    column = tl.minimum(columns, N - 1).to(tl.int64)
     start = tl.program_id(1).to(tl.int64) * chunk
-    stop = tl.minimum(start + chunk, K)
+    stop = tl.minimum(start + chunk, bound_k)
     inner = start + tl.arange(0, BLOCK_K)
-    at_a = a + row[:, None] * stride_a_row + inner[None, :] * stride_a_k
-    at_b = b + inner[:, None] * stride_b_k + column[None, :] * stride_b_row
+    # Along k, rows past the end read the last row, without a mask; they are never stored. Along rows, that
+    # would break up a contiguous run, so there they are masked.
+    if A_BY_ROWS:
+        step_a = stride_a_k // 8 * 8 if A_EIGHT else stride_a_k
+        at_a = a + rows[:, None] + inner[None, :] * step_a
+    else:
+        step_a = stride_a_k
+        row_a = stride_a_row // 8 * 8 if A_EIGHT else stride_a_row
+        at_a = a + tl.minimum(rows, M - 1).to(tl.int64)[:, None] * row_a + inner[None, :] * step_a
+    if B_BY_ROWS:
+        step_b = stride_b_k // 8 * 8 if B_EIGHT else stride_b_k
+        at_b = b + columns[None, :] + inner[:, None] * step_b
+    else:
+        step_b = stride_b_k
+        row_b = stride_b_row // 8 * 8 if B_EIGHT else stride_b_row
+        at_b = b + tl.minimum(columns, N - 1).to(tl.int64)[None, :] * row_b + inner[:, None] * step_b
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(0, (stop - start).to(tl.int32), BLOCK_K):
         if EVEN_K:
-            x, y = tl.load(at_a), tl.load(at_b)
+            x = tl.load(at_a, mask=(rows < bound_m)[:, None], other=0.0) if A_BY_ROWS else tl.load(at_a)
+            y = tl.load(at_b, mask=(columns < bound_n)[None, :], other=0.0) if B_BY_ROWS else tl.load(at_b)
         else:
             inside = inner + k < stop
-            x = tl.load(at_a, mask=inside[None, :], other=0.0)
-            y = tl.load(at_b, mask=inside[:, None], other=0.0)
+            keep_a, keep_b = inside[None, :], inside[:, None]
+            if A_BY_ROWS:
+                keep_a = keep_a & (rows < bound_m)[:, None]
+            if B_BY_ROWS:
+                keep_b = keep_b & (columns < bound_n)[None, :]
+            x = tl.load(at_a, mask=keep_a, other=0.0)
+            y = tl.load(at_b, mask=keep_b, other=0.0)
         total = tl.dot(as_compute(x, COMPUTE), as_compute(y, COMPUTE), total, input_precision="ieee")
-        at_a += BLOCK_K * stride_a_k
-        at_b += BLOCK_K * stride_b_k
-    to = out + rows.to(tl.int64)[:, None] * N + columns[None, :]
+        at_a += BLOCK_K * step_a
+        at_b += BLOCK_K * step_b
+    to = out + rows.to(tl.int64)[:, None] * bound_n + columns[None, :]
     if SPLIT:
-        to += tl.program_id(1).to(tl.int64) * M * N
+        to += tl.program_id(1).to(tl.int64) * M * bound_n
     else:
         total = finished(total, bias, columns, N, eps, BIAS, NORM, ACTIVATION, BLOCK_M, BLOCK_N)
-    tl.store(to, total.to(out.dtype.element_ty), mask=(rows < M)[:, None] & (columns < N)[None, :])
+    tl.store(to, total.to(out.dtype.element_ty), mask=(rows < M)[:, None] & (columns < bound_n)[None, :])
 
 
 def launch_plain(
@@ -117,10 +148,12 @@ def launch_plain(
     if m == 0 or n == 0:
         return out
     partial = out if tiles.splits == 1 else a.new_empty((tiles.splits, m, n), dtype=torch.float32)
+    a_by_rows = a.stride(0) == 1 and a.stride(1) != 1
+    b_by_rows = b.stride(0) == 1 and b.stride(1) != 1
     launcher(_plain_kernel)[(tiles.tiles(m, n), tiles.splits)](
         a,
         b,
-        a if bias is None else bias,
+        a if bias is None else bias.contiguous(),
         partial,
         m,
         n,
@@ -132,6 +165,13 @@ def launch_plain(
         b.stride(1),
         eps,
         COMPUTE=COMPUTE_DTYPES[compute_dtype],
+        A_BY_ROWS=a_by_rows,
+        B_BY_ROWS=b_by_rows,
+        M_EIGHT=a_by_rows and m % 8 == 0,
+        N_EIGHT=n % 8 == 0,
+        K_EIGHT=k % 8 == 0 and not (a_by_rows and b_by_rows),
+        A_EIGHT=a.stride(1 if a_by_rows else 0) % 8 == 0,
+        B_EIGHT=b.stride(1 if b_by_rows else 0) % 8 == 0,
         EVEN_K=k % tiles.block_k == 0,
         SPLIT=tiles.splits > 1,
         BIAS=bias is not None,

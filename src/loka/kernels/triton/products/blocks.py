@@ -116,7 +116,7 @@ def add_splits(partial: Tensor, bias: Tensor | None, out: Tensor, *, activation:
     splits, m, n = partial.shape
     launcher(_add_splits_kernel)[(triton.cdiv(m * n, _REDUCED),)](
         partial,
-        partial if bias is None else bias,
+        partial if bias is None else bias.contiguous(),
         out,
         m * n,
         n,

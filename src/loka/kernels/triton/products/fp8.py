@@ -188,18 +188,17 @@ def launch_scaled(
     if m == 0 or n == 0:
         return out
     partial = _workspace(out, tiles)
-    chunk = tiles.chunk_k(k)
     launcher(_scaled_kernel)[(tiles.tiles(m, n), tiles.splits)](
         a,
         b,
-        scale_a,
-        scale_b,
-        a if bias is None else bias,
+        scale_a.contiguous(),
+        scale_b.contiguous(),
+        a if bias is None else bias.contiguous(),
         partial,
         m,
         n,
         k,
-        chunk,
+        tiles.chunk_k(k),
         a.stride(0),
         b.stride(0),
         eps,
@@ -252,7 +251,7 @@ def launch_blockwise(
         b,
         scale_a,
         scale_b,
-        a if bias is None else bias,
+        a if bias is None else bias.contiguous(),
         partial,
         m,
         n,

@@ -193,7 +193,7 @@ def tiles_for(
         problem: m, n and k; its pass does not matter.
         family: How it accumulates, or `bf16`.
         element_bytes: Size of an operand's element; 0 for 1 in FP8 and 2 in bf16.
-        shared_bytes: Shared memory of a program; stages are given up, then columns, until the tile fits.
+        shared_bytes: Shared memory of a program; stages are given up, then columns, then rows, until it fits.
     """
     return alternatives(problem, family, element_bytes=element_bytes, shared_bytes=shared_bytes)[0]
 
@@ -231,8 +231,10 @@ def _cut_to(tiles: Tiles, problem: GemmProblem, family: Family, element: int) ->
 def _fitted(tiles: Tiles, element: int, shared_bytes: int) -> Tiles:
     while tiles.shared_bytes(element) > shared_bytes and tiles.stages > 2:
         tiles = replace(tiles, stages=tiles.stages - 1)
-    while tiles.shared_bytes(element) > shared_bytes and tiles.block_n > 16:
+    while tiles.shared_bytes(element) > shared_bytes and tiles.block_n > 64:
         tiles = replace(tiles, block_n=tiles.block_n // 2)
+    while tiles.shared_bytes(element) > shared_bytes and tiles.block_m > _LEAST_ROWS:
+        tiles = replace(tiles, block_m=tiles.block_m // 2)
     return tiles
 
 
