@@ -7,6 +7,7 @@ python scripts/results_page.py --check    # exit 1 if the page is not what the r
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from loka.artifacts import BENCHMARK, read_envelope
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "results.md"
+
+_OF_A_PASS = re.compile(r"(\w+)@(\d+x\d+x\d+)\.(fwd|dgrad|wgrad)")
 
 HEAD = """# Results
 
@@ -42,10 +45,28 @@ def _section(path: Path) -> str:
         "taken": envelope.created,
     }
     lines = [f"## {path.name}", "", "; ".join(f"{k} {v}" for k, v in about.items() if v), ""]
+    metrics = envelope.body.metrics
     lines += ["| metric | value |", "|---|--:|"]
-    lines += [f"| `{name}` | {_number(value)} |" for name, value in sorted(envelope.body.metrics.items())]
-    lines += ["", *_notes(envelope.body.details)]
+    lines += [f"| `{n}` | {_number(v)} |" for n, v in sorted(metrics.items()) if not _OF_A_PASS.fullmatch(n)]
+    lines += ["", *_passes(metrics), *_notes(envelope.body.details)]
     return "\n".join(lines)
+
+
+def _passes(metrics: dict[str, float]) -> list[str]:
+    """Metrics named `NAME@MxNxK.PASS` as a table, a line a shape."""
+    rows: dict[tuple[str, tuple[int, ...]], dict[str, float]] = {}
+    for name, value in metrics.items():
+        found = _OF_A_PASS.fullmatch(name)
+        if found:
+            shape = tuple(int(size) for size in found[2].split("x"))
+            rows.setdefault((found[1], shape), {})[found[3]] = value
+    if not rows:
+        return []
+    lines = ["| metric | fwd | dgrad | wgrad |", "|---|--:|--:|--:|"]
+    for (name, shape), values in sorted(rows.items()):
+        cells = (_number(values[p]) if p in values else "" for p in ("fwd", "dgrad", "wgrad"))
+        lines.append(f"| `{name}@{'x'.join(map(str, shape))}` | {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 def _notes(details: Any) -> list[str]:

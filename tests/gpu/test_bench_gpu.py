@@ -1,4 +1,4 @@
-"""The clock and `loka bench gemm` on a GPU: what is captured, what fails alone, what is freed, what is right."""
+"""The clock and `loka bench gemm` on a GPU: what is captured, what fails, what is freed, what is right."""
 
 from __future__ import annotations
 

@@ -23,6 +23,9 @@ __all__ = ["GpuClock"]
 
 _FLUSH_BYTES = 256 * 1024 * 1024  # several times the 50 to 126 MB of L2 that today's GPUs have
 
+# torch's allocator of pinned memory keeps a pointer into a graph whose capture failed, so it must live on.
+_FAILED: list[torch.cuda.CUDAGraph] = []
+
 
 class GpuClock:
     """Takes samples on one GPU. Its buffer, and its graphs' memory, are freed with it.
@@ -94,8 +97,7 @@ class GpuClock:
                 warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
                 self._capture(graph, call)
         except failures():
-            # A pool whose capture failed takes no other capture.
-            self._pool = torch.cuda.graph_pool_handle()
+            self._clean_up(graph)
             return None
         return graph.replay
 
@@ -111,6 +113,18 @@ class GpuClock:
             else:
                 with contextlib.suppress(RuntimeError):  # it says again that the capture failed
                     graph.capture_end()
+
+    def _clean_up(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Put right what torch leaves after a failed capture.
+
+        torch 2.11 goes on believing that the capture is under way, and the next `empty_cache` stops the
+        process with an internal error (mended in pytorch/pytorch#180395; there the call here is refused,
+        which changes nothing). The pool's memory is not given back by any of these releases.
+        """
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+        _FAILED.append(graph)
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 def _capture_stream(where: torch.device) -> torch.cuda.Stream:
