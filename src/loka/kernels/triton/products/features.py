@@ -178,8 +178,8 @@ def launch_transform(
     programs = triton.cdiv(R, tiles.rows) * triton.cdiv(D, tiles.columns) * triton.cdiv(B, tiles.samples)
     launcher(transform_kernel)[(programs,)](
         weights,
-        *_filled(inputs),
-        *_filled(outputs),
+        *_filled(inputs, weights),
+        *_filled(outputs, weights),
         *_places(inputs),
         *_places(outputs),
         B,
@@ -220,7 +220,7 @@ def launch_sum(grads: list[Tensor], x: Tensor, *, tiles: FeatureTiles, compute_d
     splits = triton.cdiv(steps, tiles.samples)
     partial = x.new_empty((splits, rows, n), dtype=torch.float32)
     launcher(sum_kernel)[(triton.cdiv(rows, tiles.rows) * triton.cdiv(n, tiles.inner), splits)](
-        *_filled(grads),
+        *_filled(grads, x),
         x,
         partial,
         *_places(grads),
@@ -253,9 +253,13 @@ def _stacked(weights: list[Tensor], compute_dtype: torch.dtype) -> Tensor:
     return torch.cat([w.to(compute_dtype) for w in weights])
 
 
-def _filled(parts: list[Tensor]) -> list[Tensor]:
-    """Four pointers; the kernel does not look at those past the parts."""
-    return parts + parts[:1] * (MOST_PARTS - len(parts))
+def _filled(parts: list[Tensor], other: Tensor) -> list[Tensor]:
+    """Four pointers; the kernel does not look at those past the parts.
+
+    They are of another tensor, which is only read: torch.compile hands a kernel one copy for each argument
+    that may be written, and would take an output's result from the copy of its idle twin.
+    """
+    return parts + [other] * (MOST_PARTS - len(parts))
 
 
 def _places(parts: list[Tensor]) -> list[int]:
