@@ -27,7 +27,7 @@ logger = logging.getLogger("loka")
 
 # (rows, out, in): a multiple of every tile; rows that are no multiple of 16; a wide and short product; and
 # 27 blocks of 128 along k, no multiple of 4, where ill-padded block scales show.
-_SHAPES = ((256, 256, 256), (18, 64, 272), (130, 512, 48), (24, 32, 3456))
+_SHAPES = ((128, 256, 256), (18, 64, 272), (130, 512, 48), (24, 32, 3456))
 
 
 def check_repro_folder(folder: Path) -> None:

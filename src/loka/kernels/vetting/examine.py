@@ -8,8 +8,7 @@ gets for its output, and counts the worst row and column, not only the norm.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,19 +16,16 @@ from torch import Tensor
 from loka.kernels.device import device_of
 from loka.kernels.protocol import Kernel
 from loka.kernels.vetting.limits import HIDDEN_ROUNDING, limits_of, one_sign_limit
+from loka.kernels.vetting.notes import LARGE, Notes, output_of
 from loka.kernels.vetting.operands import PlacedOperand, make_operand
-from loka.kernels.vetting.poison import poison_free_memory
 from loka.kernels.vetting.reference import Errors, Reference, errors_of, reference_of
 from loka.kernels.vetting.verdict import Data, Trial, Verdict
-from loka.numerics import torch_dtype
 from loka.vocab import Device, Format, GemmProblem, Pass, Support
 
 __all__ = ["examine", "neighbour", "vet"]
 
 _RUNS = 3
 _RUNS_OF_LARGE = 2
-_LARGE = 2**24
-_MOST_REASONS = 3
 
 
 def vet(kernel: Kernel, problem: GemmProblem, device: torch.device | str) -> Support:
@@ -52,7 +48,7 @@ def examine(kernel: Kernel, problem: GemmProblem, device: torch.device | str) ->
     """
     where = torch.device(device)
     here = device_of(where)
-    notes = _Notes(kernel, where)
+    notes = Notes(kernel, where)
     if notes.runs(Trial(problem), lambda: kernel.warm_up(problem, where)):
         _examine_two_signed(notes, problem, here, own=True)
         _examine_one_signed(notes, problem)
@@ -72,96 +68,18 @@ def neighbour(kernel: Kernel, problem: GemmProblem, device: Device) -> GemmProbl
     return None
 
 
-@dataclass(slots=True)
-class _Notes:
-    """What the trials have shown so far."""
-
-    kernel: Kernel
-    where: torch.device
-    wrong: list[tuple[Trial, str]] = field(default_factory=list)
-    differs: list[tuple[Trial, str]] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    checked: list[str] = field(default_factory=list)
-    rows: list[float] = field(default_factory=list)
-    columns: list[float] = field(default_factory=list)
-    rel_err: float | None = None
-    one_sign_error: float | None = None
-    fp32_error: float | None = None
-
-    def runs(self, trial: Trial, call: Callable[[], object]) -> bool:
-        """Whether the call returns; what it raises is a finding."""
-        try:
-            call()
-        # What torch, Triton and the libraries raise for arguments and launches that they refuse.
-        except (RuntimeError, ValueError, TypeError) as error:
-            first = (str(error).strip().splitlines() or [""])[0]
-            self.wrong.append((trial, f"raised {type(error).__name__}: {first[:200]}"))
-            return False
-        return True
-
-    def verdict(self, problem: GemmProblem) -> Verdict:
-        plain = Trial(problem, out_dtype=problem.out_dtype)
-        # Runs that differ go first: they are named even where the list of faults is long.
-        found = [*self.differs[:1], *self.wrong, *self.differs[1:]]
-        texts = [text if trial == plain else f"{trial}: {text}" for trial, text in found]
-        texts += self.remarks
-        more = len(texts) - _MOST_REASONS
-        shown = texts[:_MOST_REASONS] + ([f"and {more} more"] if more > 0 else [])
-        return Verdict(
-            ok=not self.wrong,
-            reason="; ".join(shown),
-            deterministic=not self.differs,
-            rel_err=self.rel_err,
-            worst_row=max(self.rows, default=None),
-            worst_column=max(self.columns, default=None),
-            one_sign_error=self.one_sign_error,
-            fp32_error=self.fp32_error,
-            checked=tuple(self.checked),
-            failed=(self.wrong or self.differs)[0][0] if found else None,
-        )
-
-
-def _placed(notes: _Notes, problem: GemmProblem, data: Data) -> tuple[PlacedOperand, PlacedOperand]:
+def _placed(notes: Notes, problem: GemmProblem, data: Data) -> tuple[PlacedOperand, PlacedOperand]:
     generator = torch.Generator(device=notes.where).manual_seed(0)
     spec_a, spec_b = notes.kernel.operands(problem)
     a = make_operand(problem.m, problem.k, spec_a, data, generator)
     return a, make_operand(problem.n, problem.k, spec_b, data, generator)
 
 
-def _output(
-    notes: _Notes, trial: Trial, a: PlacedOperand, b: PlacedOperand, bias: Tensor | None = None
-) -> Tensor | None:
-    """The result of one call in poisoned memory; None where it is no result at all, which is noted."""
-    dtype, (m, n) = torch_dtype(trial.out_dtype), (trial.problem.m, trial.problem.n)
-    poison_free_memory(m, n, dtype.itemsize, notes.where)
-    outs: list[Tensor] = []
-    call = notes.kernel.matmul
-    if not notes.runs(trial, lambda: outs.append(call(a.full, b.full, out_dtype=dtype, bias=bias))):
-        return None
-    out = outs[0]
-    if tuple(out.shape) != (m, n) or out.dtype != dtype:
-        found, needed = f"{out.dtype} {tuple(out.shape)}", f"{dtype} {(m, n)}"
-        notes.wrong.append((trial, f"the output is {found}, not {needed}"))
-        return None
-    count = _nonfinite(out)
-    if count:
-        text = f"non-finite output on finite operands ({count} of {out.numel()} elements)"
-        notes.wrong.append((trial, text))
-        return None
-    return out
-
-
-def _nonfinite(out: Tensor) -> int:
-    """How many elements are NaN or infinite; in parts, since the question needs memory of its own."""
-    counts = [(~torch.isfinite(part)).sum() for part in out.flatten().split(_LARGE)]
-    return int(torch.stack(counts).sum()) if counts else 0
-
-
-def _examine_two_signed(notes: _Notes, problem: GemmProblem, here: Device, *, own: bool) -> None:
+def _examine_two_signed(notes: Notes, problem: GemmProblem, here: Device, *, own: bool) -> None:
     a, b = _placed(notes, problem, Data.TWO_SIGNED)
     reference = reference_of(a, b)
     trial = Trial(problem, out_dtype=problem.out_dtype)
-    out = _output(notes, trial, a, b)
+    out = output_of(notes, trial, a, b)
     if out is not None:
         errors = _judged(notes, trial, out, reference)
         notes.rel_err = errors.norm if own else notes.rel_err
@@ -173,10 +91,10 @@ def _examine_two_signed(notes: _Notes, problem: GemmProblem, here: Device, *, ow
         _examine_fp32(notes, problem, a, b, reference)
 
 
-def _repeat(notes: _Notes, trial: Trial, a: PlacedOperand, b: PlacedOperand, first: Tensor) -> None:
-    runs = _RUNS_OF_LARGE if first.numel() > _LARGE else _RUNS
+def _repeat(notes: Notes, trial: Trial, a: PlacedOperand, b: PlacedOperand, first: Tensor) -> None:
+    runs = _RUNS_OF_LARGE if first.numel() > LARGE else _RUNS
     for _ in range(1, runs):
-        again = _output(notes, trial, a, b)
+        again = output_of(notes, trial, a, b)
         if again is None:
             return
         if not torch.equal(first, again):
@@ -187,7 +105,7 @@ def _repeat(notes: _Notes, trial: Trial, a: PlacedOperand, b: PlacedOperand, fir
 
 
 def _examine_bias(
-    notes: _Notes, problem: GemmProblem, a: PlacedOperand, b: PlacedOperand, reference: Reference
+    notes: Notes, problem: GemmProblem, a: PlacedOperand, b: PlacedOperand, reference: Reference
 ) -> None:
     """A bias of the size of the results, whose numbers bf16 holds exactly."""
     trial = Trial(problem, out_dtype=problem.out_dtype, bias=True)
@@ -196,22 +114,22 @@ def _examine_bias(
     usual = usual if reference.columns is None else usual[reference.columns]
     drawn = torch.randn(problem.n, generator=generator, device=notes.where)
     bias = (drawn * usual).bfloat16().float()
-    out = _output(notes, trial, a, b, bias)
+    out = output_of(notes, trial, a, b, bias)
     if out is not None:
         _judged(notes, trial, out, reference, bias)
 
 
-def _has_fp32(notes: _Notes, problem: GemmProblem, here: Device) -> bool:
+def _has_fp32(notes: Notes, problem: GemmProblem, here: Device) -> bool:
     wide = replace(problem, out_dtype=Format.FP32)
     return problem.out_dtype is not Format.FP32 and bool(notes.kernel.supports(wide, here))
 
 
 def _examine_fp32(
-    notes: _Notes, problem: GemmProblem, a: PlacedOperand, b: PlacedOperand, reference: Reference
+    notes: Notes, problem: GemmProblem, a: PlacedOperand, b: PlacedOperand, reference: Reference
 ) -> None:
     """The fp32 gradient of an fp32 weight. Rounded to 16 bits inside it is a remark: autocast does so too."""
     trial = Trial(problem, out_dtype=Format.FP32)
-    out = _output(notes, trial, a, b)
+    out = output_of(notes, trial, a, b)
     if out is None:
         return
     errors = errors_of(out, reference)
@@ -226,7 +144,7 @@ def _examine_fp32(
 
 
 def _judged(
-    notes: _Notes, trial: Trial, out: Tensor, reference: Reference, bias: Tensor | None = None
+    notes: Notes, trial: Trial, out: Tensor, reference: Reference, bias: Tensor | None = None
 ) -> Errors:
     errors = errors_of(out, reference, bias=bias)
     notes.checked.append(str(trial))
@@ -249,11 +167,11 @@ def _excess(errors: Errors, norm: float, row: float) -> str:
     return ""
 
 
-def _examine_one_signed(notes: _Notes, problem: GemmProblem) -> None:
+def _examine_one_signed(notes: Notes, problem: GemmProblem) -> None:
     """Sums that only grow: what the fast mode loses at long k, and nobody sees on centred data."""
     trial = Trial(problem, Data.ONE_SIGNED, problem.out_dtype)
     a, b = _placed(notes, problem, Data.ONE_SIGNED)
-    out = _output(notes, trial, a, b)
+    out = output_of(notes, trial, a, b)
     if out is None:
         return
     notes.one_sign_error = errors_of(out, reference_of(a, b)).norm
