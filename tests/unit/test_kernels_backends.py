@@ -190,6 +190,14 @@ def test_torch_refuses_what_lies_otherwise(monkeypatch: pytest.MonkeyPatch) -> N
         chosen.matmul(a, unpadded, out_dtype=torch.bfloat16)
 
 
+@pytest.mark.parametrize("name", DOUBLED)
+def test_no_rows(name: str) -> None:
+    a, b = operands(kernel(name), GemmProblem(0, 48, 300, Pass.DGRAD))
+    out = kernel(name).matmul(a, b, out_dtype=torch.float32)
+    assert out.shape == (0, 48)
+    assert out.dtype is torch.float32
+
+
 def test_blank_operands_look_like_cast_ones() -> None:
     for name in kernel_names():
         problem = GemmProblem(17, 160, 300, Pass.DGRAD)

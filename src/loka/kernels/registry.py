@@ -18,6 +18,7 @@ from loka.kernels.backends import (
     torch_mx,
     torch_scaled_mm,
     transformer_engine,
+    triton_products,
 )
 from loka.kernels.protocol import Kernel
 from loka.vocab import Device, GemmProblem, Pass, Support
@@ -42,6 +43,7 @@ _ALL: tuple[Kernel, ...] = (
     *torch_blockwise.KERNELS,
     *mslk.KERNELS,
     *deep_gemm.KERNELS,
+    *triton_products.KERNELS,
     *torch_mx.KERNELS,
     *torch_fnuz.KERNELS,
     *transformer_engine.KERNELS,

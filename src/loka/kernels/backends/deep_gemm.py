@@ -68,7 +68,8 @@ def deep_gemm_1d2d(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Te
         bf16 [m, n].
     """
     d = a.new_empty((a.shape[0], b.shape[0]), dtype=torch.bfloat16)
-    _gemm_nt((a, scale_a), (b, scale_b), d, recipe=(1, _BLOCK, _BLOCK))
+    if d.numel():
+        _gemm_nt((a, scale_a), (b, scale_b), d, recipe=(1, _BLOCK, _BLOCK))
     return d
 
 
@@ -96,7 +97,8 @@ def deep_gemm_1d1d(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Te
     """
     # The kernel only adds to what is there; handing it D as C spares the copy of C into D.
     d = a.new_zeros((a.shape[0], b.shape[0]), dtype=torch.float32)
-    _gemm_nt((a, scale_a), (b, scale_b), d, c=d, recipe=(1, 1, _BLOCK))
+    if d.numel():
+        _gemm_nt((a, scale_a), (b, scale_b), d, c=d, recipe=(1, 1, _BLOCK))
     return d
 
 

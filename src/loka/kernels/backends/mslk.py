@@ -193,6 +193,8 @@ class MslkGrouped(_Mslk):
     ) -> Tensor:
         """D [m, n]; the bias is added after, in fp32."""
         m = a.values.shape[0]
+        if m == 0:
+            return a.values.new_empty((0, b.values.shape[0]), dtype=out_dtype)
         sizes = torch.full((1,), m, dtype=torch.int64, device=a.values.device)
         stacked = Quantized(b.values[None], b.scale[None], b.spec)
         return _finished(self.matmul_groups(a, stacked, sizes, out_dtype=torch.bfloat16), out_dtype, bias)
