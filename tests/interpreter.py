@@ -1,12 +1,13 @@
 """Triton's interpreter, made ready for the tests: our kernels on CPU memory, one program after the other.
 
-Two faults of Triton 3.6's interpreter are mended here, for the tests alone:
+Three faults of Triton 3.6's interpreter are mended here, for the tests alone:
 
 - It turns a loop bound into a Python number by `int()` of an array with one element, which NumPy refuses
   since 2.4.
 - Its conversions to 8-bit and 16-bit floats lose the carry of a mantissa that rounds up to a power of two
   (1.97 becomes 1.0) and turn NaN into numbers. torch converts instead, after the saturation of finite and
   infinite values that NVIDIA's `cvt.rn.satfinite` does for 8-bit results.
+- Its `max` and `min` let NaN through where the hardware's ignore it, and NumPy warns where NaN is made.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _UNSIGNED = {8: (torch.uint8, np.uint8), 16: (torch.uint16, np.uint16), 32: (tor
 
 _patch_tensor = interpreter._patch_lang_tensor
 _convert_float = interpreter._convert_float
+_binary_op = interpreter.InterpreterBuilder.binary_op
+_plain_min_max = interpreter.ReduceOps.min_max
 
 
 def _with_scalar_bounds(tensor: Any, scope: Any) -> None:
@@ -55,7 +58,22 @@ def _saturated(x: Tensor, limit: float) -> Tensor:
     return torch.where(x.isnan(), x, x.clamp(-limit, limit))
 
 
+def _quiet_binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _binary_op(self, lhs, rhs, op)
+
+
+def _min_max(self: Any, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+    ignoring_nan = {np.nanmax: np.fmax.reduce, np.nanmin: np.fmin.reduce}.get(val_reduce_op, val_reduce_op)
+    return _plain_min_max(self, input, ignoring_nan, idx_reduce_op)
+
+
 def make_ready() -> None:
     """Let kernels run under the interpreter as they do on a GPU."""
     interpreter._patch_lang_tensor = _with_scalar_bounds
     interpreter._convert_float = _converted
+    builder = interpreter.InterpreterBuilder
+    builder.binary_op = _quiet_binary_op
+    builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
+    builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
+    interpreter.ReduceOps.min_max = _min_max

@@ -10,7 +10,7 @@ from loka.errors import UsageError
 from loka.numerics import Quantized, lay_out
 from loka.vocab import Format, Granularity, OperandSpec, ScaleLayout, ScaleRounding
 
-__all__ = ["KNOWN_FORMATS", "KNOWN_GRANULARITIES", "cast_pair"]
+__all__ = ["KNOWN_FORMATS", "KNOWN_GRANULARITIES", "cast_pair", "load_casts"]
 
 KNOWN_FORMATS = (Format.E4M3, Format.E5M2)
 KNOWN_GRANULARITIES = (
@@ -35,7 +35,7 @@ def cast_pair(
     Raises:
         UsageError: where Triton is not installed.
     """
-    casts = _loaded()
+    casts = _casts if _casts is not None else load_casts()
     # The kernels want contiguous columns. A tensor that lies the other way round is the transpose of one
     # that does not, and both orientations are at hand.
     flipped = False
@@ -52,15 +52,26 @@ def cast_pair(
     return made[spec], None if twin is None else made[twin]
 
 
-def _loaded() -> Any:
-    try:
-        import loka.kernels.triton.casts as casts
-    except ImportError as error:
-        raise UsageError(
-            f"casting to FP8 on a GPU needs Triton, which does not load: {error}",
-            hint="install the triton that your torch names, or keep the model on the CPU",
-        ) from error
-    return casts
+_casts: Any = None
+
+
+def load_casts() -> Any:
+    """The module of the Triton casts, loaded once; call it before a compiler traces a cast.
+
+    Raises:
+        UsageError: where Triton is not installed.
+    """
+    global _casts
+    if _casts is None:
+        try:
+            import loka.kernels.triton.casts as casts
+        except ImportError as error:
+            raise UsageError(
+                f"casting to FP8 on a GPU needs Triton, which does not load: {error}",
+                hint="install the triton that your torch names, or keep the model on the CPU",
+            ) from error
+        _casts = casts
+    return _casts
 
 
 def _by_orientation(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.library import triton_op
 
 from loka.kernels.triton.casts.blockwise_pairs import pairs_kernel
-from loka.kernels.triton.casts.formula import codes_of, decode_scale, finite_magnitude, reciprocal
+from loka.kernels.triton.casts.formula import codes_of, decode_scale, finite_or_nan, reciprocal
 from loka.kernels.triton.casts.outputs import FLOAT8, FORMAT_MAX, empty_like_output, padded
 from loka.kernels.triton.casts.tiles import blockwise_tile, pairs_tile
 from loka.kernels.triton.launch import launcher
@@ -62,10 +62,11 @@ def _kernel(
     row, column = rows.to(tl.int64), columns.to(tl.int64)
     inside = (rows < R)[:, None] & (columns < C)[None, :]
     wide = tl.load(x + row[:, None] * stride + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-    magnitude = finite_magnitude(wide)
+    clean = finite_or_nan(wide)
+    magnitude = tl.abs(clean)
     if SQUARE:
         scale = decode_scale(tl.max(magnitude), MAX, POWER_OF_TWO)
-        codes = codes_of(wide, reciprocal(scale), MAX, FORMAT)
+        codes = codes_of(wide, clean, reciprocal(scale), FORMAT)
         if STRAIGHT:
             shown = tl.where((tile_r < straight_rows) & (tile_c < straight_blocks), scale, 0.0)
             at = tile_r * straight_stride_row + tile_c * straight_stride_block
@@ -79,7 +80,7 @@ def _kernel(
     if STRAIGHT:
         if not SQUARE:
             scale = decode_scale(tl.max(magnitude, axis=1), MAX, POWER_OF_TWO)
-            codes = codes_of(wide, reciprocal(scale)[:, None], MAX, FORMAT)
+            codes = codes_of(wide, clean, reciprocal(scale)[:, None], FORMAT)
             shown = tl.where(tile_c < straight_blocks, scale, 0.0)
             at = row * straight_stride_row + tile_c * straight_stride_block
             tl.store(straight_scales + at, shown, mask=(rows < R) & (tile_c < straight_width))
@@ -88,7 +89,7 @@ def _kernel(
     if TRANSPOSED:
         if not SQUARE:
             scale = decode_scale(tl.max(magnitude, axis=0), MAX, POWER_OF_TWO)
-            codes = codes_of(wide, reciprocal(scale)[None, :], MAX, FORMAT)
+            codes = codes_of(wide, clean, reciprocal(scale)[None, :], FORMAT)
             shown = tl.where(tile_r < transposed_blocks, scale, 0.0)
             at = column * transposed_stride_row + tile_r * transposed_stride_block
             tl.store(transposed_scales + at, shown, mask=(columns < C) & (tile_r < transposed_width))

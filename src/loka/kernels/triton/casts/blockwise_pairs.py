@@ -8,7 +8,7 @@ times fewer instructions. It needs rows of the transposed output that are a mult
 import triton
 import triton.language as tl
 
-from loka.kernels.triton.casts.formula import codes_of, decode_scale, finite_magnitude, reciprocal
+from loka.kernels.triton.casts.formula import codes_of, decode_scale, finite_or_nan, reciprocal
 
 __all__ = ["pairs_kernel"]
 
@@ -59,18 +59,19 @@ def pairs_kernel(
     second = tl.load(x + odd[:, None] * stride + at, mask=(odd < R)[:, None] & inside, other=0.0).to(
         tl.float32
     )
-    first_size, second_size = finite_magnitude(first), finite_magnitude(second)
+    first_clean, second_clean = finite_or_nan(first), finite_or_nan(second)
+    first_size, second_size = tl.abs(first_clean), tl.abs(second_clean)
     if STRAIGHT:
         kept = (columns < padded_C)[None, :]
         block = tile_c * straight_stride_block
         scale = decode_scale(tl.max(first_size, axis=1), MAX, POWER_OF_TWO)
-        codes = codes_of(first, reciprocal(scale)[:, None], MAX, FORMAT)
+        codes = codes_of(first, first_clean, reciprocal(scale)[:, None], FORMAT)
         shown = tl.where(tile_c < straight_blocks, scale, 0.0)
         in_layout = tile_c < straight_width
         tl.store(straight_scales + even * straight_stride_row + block, shown, mask=(even < R) & in_layout)
         tl.store(straight + even[:, None] * padded_C + at, codes, mask=(even < R)[:, None] & kept)
         scale = decode_scale(tl.max(second_size, axis=1), MAX, POWER_OF_TWO)
-        codes = codes_of(second, reciprocal(scale)[:, None], MAX, FORMAT)
+        codes = codes_of(second, second_clean, reciprocal(scale)[:, None], FORMAT)
         shown = tl.where(tile_c < straight_blocks, scale, 0.0)
         tl.store(straight_scales + odd * straight_stride_row + block, shown, mask=(odd < R) & in_layout)
         tl.store(straight + odd[:, None] * padded_C + at, codes, mask=(odd < R)[:, None] & kept)
@@ -79,7 +80,8 @@ def pairs_kernel(
     to = column * transposed_stride_row + tile_r * transposed_stride_block
     tl.store(transposed_scales + to, shown, mask=(columns < C) & (tile_r < transposed_width))
     r = reciprocal(scale)[None, :]
-    low, high = _bytes(codes_of(first, r, MAX, FORMAT)), _bytes(codes_of(second, r, MAX, FORMAT))
+    low = _bytes(codes_of(first, first_clean, r, FORMAT))
+    high = _bytes(codes_of(second, second_clean, r, FORMAT))
     both = tl.trans(low | (high << 8)).to(tl.int16, bitcast=True)
     row_of_pairs = tl.multiple_of(padded_R // 2, 8)
     keep = (columns < C)[:, None] & (pairs < row_of_pairs)[None, :]

@@ -1,6 +1,10 @@
 """The cast's formula inside a Triton kernel. Its home is `loka.numerics.cast`; this must equal it bit by bit.
 
 MAX is the format's largest value. FORMAT is 0 for E4M3 and 1 for E5M2.
+
+The kernels are bound by instructions as much as by memory, so that a check an element is dear. Two facts save
+it: x + 0 * x is x for a finite x and NaN for an infinity or NaN, and `max` ignores NaN. One fused multiply-add
+keeps what is not finite out of every amax and makes the NaN that E4M3 has for an infinity.
 """
 
 # No `from __future__ import annotations` here: Triton reads the annotations of a kernel's arguments.
@@ -8,19 +12,18 @@ MAX is the format's largest value. FORMAT is 0 for E4M3 and 1 for E5M2.
 import triton
 import triton.language as tl
 
-__all__ = ["codes_of", "decode_scale", "finite_magnitude", "reciprocal"]
+__all__ = ["codes_of", "decode_scale", "finite_or_nan", "reciprocal"]
 
 
 @triton.jit
-def finite_magnitude(x):
-    """|x| in fp32, 0 where x is not finite: infinities and NaN never enter an amax."""
-    magnitude = tl.abs(x)
-    return tl.where(magnitude < float("inf"), magnitude, 0.0)
+def finite_or_nan(x):
+    """fp32 x with infinities made NaN; the amax of its absolute values is over the finite ones."""
+    return x * 0.0 + x
 
 
 @triton.jit
 def decode_scale(amax, MAX: tl.constexpr, POWER_OF_TWO: tl.constexpr):
-    """RN(amax / MAX), rounded up to a power of two if asked, at least 2^-100; 1 where amax is 0."""
+    """RN(amax / MAX), rounded up to a power of two if asked, at least 2^-100; 1 where amax is 0 or NaN."""
     scale = tl.math.div_rn(amax, MAX)
     if POWER_OF_TWO:
         bits = scale.to(tl.int32, bitcast=True)
@@ -37,15 +40,17 @@ def reciprocal(scale):
 
 
 @triton.jit
-def codes_of(x, r, MAX: tl.constexpr, FORMAT: tl.constexpr):
-    """RNE(clamp(x * r)) of fp32 x; NaN stays NaN, an infinity becomes NaN in E4M3 and stays one in E5M2."""
-    magnitude = tl.abs(x)
-    held = tl.where(magnitude < float("inf"), tl.clamp(x * r, -MAX, MAX), float("nan"))
+def codes_of(x, clean, r, FORMAT: tl.constexpr):
+    """RNE(clamp(x * r)) of fp32 x; NaN stays NaN, an infinity becomes NaN in E4M3 and stays one in E5M2.
+
+    `clean` is `finite_or_nan(x)`. The clamp is the conversion's own: it is `cvt.rn.satfinite`, which turns a
+    magnitude above MAX into MAX and lets NaN through (a test looks for it in the machine code).
+    """
     if FORMAT == 0:
-        codes = held.to(tl.float8e4nv)
+        codes = (clean * r).to(tl.float8e4nv)
     else:
-        # Hardware saturates the cast, so that an infinity has to be put in as its bits.
-        bits = held.to(tl.float8e5).to(tl.uint8, bitcast=True)
+        # It would saturate an infinity too, which E5M2 has: that is put in as its bits.
+        bits = (clean * r).to(tl.float8e5).to(tl.uint8, bitcast=True)
         infinity = tl.where(x > 0.0, 0x7C, 0xFC).to(tl.uint8)
-        codes = tl.where(magnitude == float("inf"), infinity, bits).to(tl.float8e5, bitcast=True)
+        codes = tl.where(tl.abs(x) == float("inf"), infinity, bits).to(tl.float8e5, bitcast=True)
     return codes

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
-from loka.kernels.triton.casts.formula import codes_of, decode_scale, finite_magnitude, reciprocal
+from loka.kernels.triton.casts.formula import codes_of, decode_scale, finite_or_nan, reciprocal
 from loka.kernels.triton.casts.outputs import FLOAT8, FORMAT_MAX, empty_like_output, padded
 from loka.kernels.triton.casts.tiles import column_amax_tile, rowwise_tile, transposing_tile
 from loka.kernels.triton.launch import launcher
@@ -41,8 +41,9 @@ def _rows_kernel(
     if WHOLE:
         inside = (rows < R)[:, None] & (columns < C)[None, :]
         wide = tl.load(x + row * stride + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-        scale = decode_scale(tl.max(finite_magnitude(wide), axis=1), MAX, POWER_OF_TWO)
-        codes = codes_of(wide, reciprocal(scale)[:, None], MAX, FORMAT)
+        clean = finite_or_nan(wide)
+        scale = decode_scale(tl.max(tl.abs(clean), axis=1), MAX, POWER_OF_TWO)
+        codes = codes_of(wide, clean, reciprocal(scale)[:, None], FORMAT)
         keep = (rows < R)[:, None] & (columns < padded_C)[None, :]
         tl.store(values + row * padded_C + columns[None, :], codes, mask=keep)
     else:
@@ -50,14 +51,15 @@ def _rows_kernel(
         for start in range(0, C, BC):
             inside = (rows < R)[:, None] & (start + columns < C)[None, :]
             wide = tl.load(x + row * stride + (start + columns)[None, :], mask=inside, other=0.0)
-            largest = tl.maximum(largest, finite_magnitude(wide.to(tl.float32)))
+            largest = tl.maximum(largest, tl.abs(finite_or_nan(wide.to(tl.float32))))
         scale = decode_scale(tl.max(largest, axis=1), MAX, POWER_OF_TWO)
         r = reciprocal(scale)[:, None]
         for start in range(0, padded_C, BC):
             inside = (rows < R)[:, None] & (start + columns < C)[None, :]
             wide = tl.load(x + row * stride + (start + columns)[None, :], mask=inside, other=0.0)
+            wide = wide.to(tl.float32)
             keep = (rows < R)[:, None] & (start + columns < padded_C)[None, :]
-            codes = codes_of(wide.to(tl.float32), r, MAX, FORMAT)
+            codes = codes_of(wide, finite_or_nan(wide), r, FORMAT)
             tl.store(values + row * padded_C + (start + columns)[None, :], codes, mask=keep)
     tl.store(scales + rows, scale, mask=rows < R)
 
@@ -71,9 +73,8 @@ def _column_amax_kernel(x, partials, R, C, stride, BR: tl.constexpr, BC: tl.cons
         rows = block * BR + tl.arange(0, BR)
         inside = (rows < R)[:, None] & (columns < C)[None, :]
         at = rows.to(tl.int64)[:, None] * stride + columns[None, :]
-        largest = tl.maximum(
-            largest, finite_magnitude(tl.load(x + at, mask=inside, other=0.0).to(tl.float32))
-        )
+        wide = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(finite_or_nan(wide)))
     tl.store(partials + tl.program_id(0) * C + columns, tl.max(largest, axis=0), mask=columns < C)
 
 
@@ -116,7 +117,7 @@ def _columns_kernel(
     inside = (rows < R)[:, None] & (columns < C)[None, :]
     at = rows.to(tl.int64)[:, None] * stride + columns[None, :]
     wide = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    codes = codes_of(wide, reciprocal(scale)[None, :], MAX, FORMAT)
+    codes = codes_of(wide, finite_or_nan(wide), reciprocal(scale)[None, :], FORMAT)
     keep = (columns < C)[:, None] & (rows < padded_R)[None, :]
     to = columns.to(tl.int64)[:, None] * padded_R + rows[None, :]
     tl.store(values + to, tl.trans(codes), mask=keep)

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
-from loka.kernels.triton.casts.formula import codes_of, decode_scale, finite_magnitude, reciprocal
+from loka.kernels.triton.casts.formula import codes_of, decode_scale, finite_or_nan, reciprocal
 from loka.kernels.triton.casts.outputs import FLOAT8, FORMAT_MAX, empty_like_output, padded
 from loka.kernels.triton.casts.tiles import amax_tile, elementwise_tile, transposing_tile
 from loka.kernels.triton.launch import launcher
@@ -30,7 +30,8 @@ def _amax_kernel(x, partials, R, C, stride, BR: tl.constexpr, BC: tl.constexpr):
         columns = (tile % tiles_c) * BC + tl.arange(0, BC)
         inside = (rows < R)[:, None] & (columns < C)[None, :]
         at = rows.to(tl.int64)[:, None] * stride + columns[None, :]
-        amax = tl.maximum(amax, finite_magnitude(tl.load(x + at, mask=inside, other=0.0).to(tl.float32)))
+        wide = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        amax = tl.maximum(amax, tl.abs(finite_or_nan(wide)))
     tl.store(partials + tl.program_id(0), tl.max(amax))
 
 
@@ -77,7 +78,7 @@ def _cast_kernel(
     row, column = rows.to(tl.int64), columns.to(tl.int64)
     inside = (rows < R)[:, None] & (columns < C)[None, :]
     wide = tl.load(x + row[:, None] * stride + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-    codes = codes_of(wide, r, MAX, FORMAT)
+    codes = codes_of(wide, finite_or_nan(wide), r, FORMAT)
     if STRAIGHT:
         keep = (rows < R)[:, None] & (columns < padded_C)[None, :]
         tl.store(straight + row[:, None] * padded_C + columns[None, :], codes, mask=keep)
@@ -142,7 +143,7 @@ def cast_tensorwise(
     stride = x.stride(0)
     if not transposed_pad and padded_C == C:
         R, C, stride = _flattened(x)
-        padded_C = C
+        padded_R, padded_C = R, C
     tile = transposing_tile(R, C, x.element_size()) if transposed_pad else elementwise_tile(R, C)
     grid = (triton.cdiv(padded_R, tile.rows) * triton.cdiv(padded_C, tile.columns),)
     launcher(_cast_kernel)[grid](
