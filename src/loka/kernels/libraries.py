@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import re
+import subprocess
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -20,9 +21,26 @@ import torch
 from loka.errors import unknown_name
 from loka.vocab import Support
 
-__all__ = ["LIBRARIES", "Library", "Supply", "library"]
+__all__ = ["FOREIGN_ERRORS", "LIBRARIES", "Library", "Supply", "library"]
 
 _log = logging.getLogger("loka")
+
+# What foreign packages raise while they load or compile: missing files and symbols, failed checks of CUDA
+# and of versions, errors of their build tools.
+FOREIGN_ERRORS = (
+    ImportError,
+    OSError,
+    RuntimeError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    subprocess.SubprocessError,
+)
+
 _Release = tuple[int, ...]
 
 
@@ -116,7 +134,7 @@ def library(name: str) -> Library:
         return Library(name, None, version, reason)
     try:
         first, *_ = (importlib.import_module(module) for module in supply.modules)
-    except Exception as error:  # whatever a foreign package raises while it loads is the reason
+    except FOREIGN_ERRORS as error:
         _log.debug("%s does not load", name, exc_info=True)
         return Library(name, None, version, _broken(supply, version, error))
     version = version or str(getattr(first, "__version__", ""))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from loka.kernels.base import BaseKernel
-from loka.kernels.libraries import library
+from loka.kernels.libraries import FOREIGN_ERRORS, library
 from loka.kernels.operands import blank_operands, linear_operands
 from loka.kernels.rules import deep_gemm_rules
 from loka.numerics import Quantized
@@ -167,7 +167,7 @@ def _trial() -> Support:
     try:
         for pass_ in (Pass.FWD, Pass.WGRAD):
             kernel.warm_up(GemmProblem(_TRIAL, _TRIAL, _TRIAL, pass_), where)
-    except Exception as error:  # its compiler and its binding raise errors of their own kinds
+    except FOREIGN_ERRORS as error:
         text = str(error).strip().splitlines() or [type(error).__name__]
         return Support.no(f"DeepGEMM cannot compile here: {text[0]}")
     return Support.yes()
