@@ -1,13 +1,13 @@
 """Triton's interpreter, made ready for the tests: our kernels on CPU memory, one program after the other.
 
-Three faults of Triton 3.6's interpreter are mended here, for the tests alone:
+Four faults of Triton 3.6's interpreter are mended here, for the tests alone:
 
 - It turns a loop bound into a Python number by `int()` of an array with one element, which NumPy refuses
   since 2.4.
 - Its conversions to 8-bit and 16-bit floats lose the carry of a mantissa that rounds up to a power of two
   (1.97 becomes 1.0) and turn NaN into numbers. torch converts instead, after the saturation of finite and
   infinite values that NVIDIA's `cvt.rn.satfinite` does for 8-bit results.
-- Its `max` and `min` let NaN through where the hardware's ignore it, and NumPy warns where NaN is made.
+- Its `max` and `min` let NaN through where the hardware's ignore it, and NumPy warns where NaN is made.- Its fused multiply-add rounds twice.
 """
 
 from __future__ import annotations
@@ -68,12 +68,19 @@ def _min_max(self: Any, input: Any, val_reduce_op: Any, idx_reduce_op: Any = Non
     return _plain_min_max(self, input, ignoring_nan, idx_reduce_op)
 
 
+def _fused(self: Any, x: Any, y: Any, z: Any) -> Any:
+    """One rounding where the interpreter has two: the product of two fp32 numbers is exact in fp64."""
+    wide = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
+    return interpreter.TensorHandle(wide.astype(x.data.dtype), z.dtype.scalar)
+
+
 def make_ready() -> None:
     """Let kernels run under the interpreter as they do on a GPU."""
     interpreter._patch_lang_tensor = _with_scalar_bounds
     interpreter._convert_float = _converted
     builder = interpreter.InterpreterBuilder
     builder.binary_op = _quiet_binary_op
+    builder.create_fma = _fused
     builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
     builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
     interpreter.ReduceOps.min_max = _min_max

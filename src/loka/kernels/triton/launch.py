@@ -7,7 +7,7 @@ from typing import Any
 from torch.library import wrap_triton
 from triton.runtime.jit import JITFunction
 
-__all__ = ["launcher"]
+__all__ = ["is_compiled", "launcher"]
 
 
 def launcher(kernel: Any) -> Any:
@@ -16,4 +16,9 @@ def launcher(kernel: Any) -> Any:
     Under Triton's interpreter a kernel is a plain Python object on CPU memory, which `wrap_triton` does not
     take; nothing is compiled there, so nothing is lost.
     """
-    return wrap_triton(kernel) if isinstance(kernel, JITFunction) else kernel
+    return wrap_triton(kernel) if is_compiled(kernel) else kernel
+
+
+def is_compiled(kernel: Any) -> bool:
+    """Whether the kernel becomes machine code; False under the interpreter, which has no instructions."""
+    return isinstance(kernel, JITFunction)

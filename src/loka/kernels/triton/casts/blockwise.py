@@ -14,7 +14,7 @@ from loka.kernels.triton.casts.blockwise_pairs import pairs_kernel
 from loka.kernels.triton.casts.formula import codes_of, decode_scale, finite_or_nan, reciprocal
 from loka.kernels.triton.casts.outputs import FLOAT8, FORMAT_MAX, empty_like_output, padded
 from loka.kernels.triton.casts.tiles import blockwise_tile, pairs_tile
-from loka.kernels.triton.launch import launcher
+from loka.kernels.triton.launch import is_compiled, launcher
 
 __all__ = ["K_MAJOR", "MN_MAJOR", "MN_MAJOR_PAD4", "cast_blockwise"]
 
@@ -183,6 +183,7 @@ def _launch_pairs(x: Tensor, outputs: _Outputs, shape: _Shape, format_: int, pow
         FORMAT=format_,
         POWER_OF_TWO=power_of_two,
         STRAIGHT=straight.numel() > 0,
+        HARDWARE=is_compiled(pairs_kernel),
         BC=tile.columns,
         num_warps=tile.warps,
     )

@@ -24,7 +24,11 @@ def finite_or_nan(x):
 @triton.jit
 def decode_scale(amax, MAX: tl.constexpr, POWER_OF_TWO: tl.constexpr):
     """RN(amax / MAX), rounded up to a power of two if asked, at least 2^-100; 1 where amax is 0 or NaN."""
-    scale = tl.math.div_rn(amax, MAX)
+    # RN(amax / MAX) without a division, whose rare branches every thread would carry: where c = RN(1 / MAX),
+    # one correction of amax * c by its exact remainder gives the correctly rounded quotient (Markstein, "IA-64
+    # and Elementary Functions", theorem 8.2). Quotients so small that it could fail lie below the floor.
+    quotient = amax * (1.0 / MAX)
+    scale = tl.fma(tl.fma(quotient, -MAX, amax), 1.0 / MAX, quotient)
     if POWER_OF_TWO:
         bits = scale.to(tl.int32, bitcast=True)
         exponent = (bits >> 23) + ((bits & 0x007FFFFF) != 0).to(tl.int32)
