@@ -152,7 +152,7 @@ def test_bf16_views_in_a_compiled_function(pass_: Pass) -> None:
 @pytest.mark.parametrize("fast", [False, True])
 def test_block_norm_and_hard_swish_in_the_epilogue(block: int, fast: bool) -> None:
     from loka.kernels.triton.products.blocks import ACTIVATIONS
-    from loka.kernels.triton.products.fp8 import scaled_product
+    from loka.kernels.triton.products.scaled import scaled_product
 
     a, b = operands(FP8[2], GemmProblem(1000, 1024, 512))
     y = product_of_operands(a, b, dtype=torch.float64).view(1000, -1, block)

@@ -16,12 +16,8 @@ from triton_products_cases import mend_bf16_dot, operand, uneven, worst_row
 from loka.errors import UsageError
 from loka.kernels.triton.products.bf16 import launch_plain, plain_product
 from loka.kernels.triton.products.blocks import ACTIVATIONS, add_splits
-from loka.kernels.triton.products.fp8 import (
-    blockwise_product,
-    launch_blockwise,
-    launch_scaled,
-    scaled_product,
-)
+from loka.kernels.triton.products.blockwise import blockwise_product, launch_blockwise
+from loka.kernels.triton.products.scaled import launch_scaled, scaled_product
 from loka.kernels.triton.products.tiles import Tiles
 from loka.numerics import Quantized, product_of_operands
 from loka.vocab import Format, Granularity

@@ -87,7 +87,8 @@ _PLAIN_TILE = {"SPLIT": False, "BIAS": True, "NORM": 0, "ACTIVATION": 0, "EVEN_K
 
 
 def _fp8() -> dict[str, dict[str, Any]]:
-    from loka.kernels.triton.products.fp8 import _blockwise_kernel, _scaled_kernel
+    from loka.kernels.triton.products.blockwise import _blockwise_kernel
+    from loka.kernels.triton.products.scaled import _scaled_kernel
     from loka.kernels.triton.products.tiles import tiles_for
     from loka.vocab import GemmProblem
 

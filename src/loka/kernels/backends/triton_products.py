@@ -42,7 +42,7 @@ _PRODUCTS = "loka.kernels.triton.products"
 @functools.cache
 def _installed() -> Support:
     try:
-        importlib.import_module(f"{_PRODUCTS}.fp8")
+        importlib.import_module(f"{_PRODUCTS}.scaled")
     except Exception as error:  # an optional package may fail in any way; its text is the reason
         return Support.no(f"Triton cannot be loaded: {error}")
     return Support.yes()
@@ -85,12 +85,12 @@ class TritonFP8(BaseKernel):
         out: Tensor
         if self.granularity is Granularity.BLOCKWISE_1X128:
             square_b = b.spec.granularity is Granularity.BLOCKWISE_128X128
-            out = _module("fp8").blockwise_product(
+            out = _module("blockwise").blockwise_product(
                 a.values, b.values, a.scale, b.scale, bias, out_dtype, square_b, 0, 0, 0.0
             )
         else:
             fast = self.accumulation is Accumulation.FAST
-            out = _module("fp8").scaled_product(
+            out = _module("scaled").scaled_product(
                 a.values, b.values, a.scale, b.scale, bias, out_dtype, fast, 0, 0, 0.0
             )
         return out

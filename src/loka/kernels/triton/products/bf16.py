@@ -148,8 +148,9 @@ def launch_plain(
     if m == 0 or n == 0:
         return out
     partial = out if tiles.splits == 1 else a.new_empty((tiles.splits, m, n), dtype=torch.float32)
-    a_by_rows = a.stride(0) == 1 and a.stride(1) != 1
-    b_by_rows = b.stride(0) == 1 and b.stride(1) != 1
+    # A comparison of symbolic sizes is turned into a bool, and so guarded, since it is part of the kernel.
+    a_by_rows = bool(a.stride(0) == 1 and a.stride(1) != 1)
+    b_by_rows = bool(b.stride(0) == 1 and b.stride(1) != 1)
     launcher(_plain_kernel)[(tiles.tiles(m, n), tiles.splits)](
         a,
         b,
@@ -167,12 +168,12 @@ def launch_plain(
         COMPUTE=COMPUTE_DTYPES[compute_dtype],
         A_BY_ROWS=a_by_rows,
         B_BY_ROWS=b_by_rows,
-        M_EIGHT=a_by_rows and m % 8 == 0,
-        N_EIGHT=n % 8 == 0,
-        K_EIGHT=k % 8 == 0 and not (a_by_rows and b_by_rows),
-        A_EIGHT=a.stride(1 if a_by_rows else 0) % 8 == 0,
-        B_EIGHT=b.stride(1 if b_by_rows else 0) % 8 == 0,
-        EVEN_K=k % tiles.block_k == 0,
+        M_EIGHT=bool(a_by_rows and m % 8 == 0),
+        N_EIGHT=bool(n % 8 == 0),
+        K_EIGHT=bool(k % 8 == 0 and not (a_by_rows and b_by_rows)),
+        A_EIGHT=bool(a.stride(1 if a_by_rows else 0) % 8 == 0),
+        B_EIGHT=bool(b.stride(1 if b_by_rows else 0) % 8 == 0),
+        EVEN_K=bool(k % tiles.block_k == 0),
         SPLIT=tiles.splits > 1,
         BIAS=bias is not None,
         NORM=norm_block,

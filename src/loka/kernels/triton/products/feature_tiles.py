@@ -23,7 +23,8 @@ class FeatureTiles:
         columns: Elements of d of a tile.
         warps: Warps of a program.
         stages: Loads in flight.
-        samples: Samples (or, for a sum over samples, steps) of one program.
+        samples: Samples of one program.
+        splits: Programs that share a sum over samples, each with a part of them.
     """
 
     rows: int
@@ -32,64 +33,83 @@ class FeatureTiles:
     warps: int
     stages: int
     samples: int = 1
+    splits: int = 1
 
 
-def transform_alternatives(
-    samples: int, rows: int, inner: int, d: int, *, element_bytes: int, shared_bytes: int = SHARED_BYTES
-) -> tuple[FeatureTiles, ...]:
-    """Tiles worth timing for out[b] = A [rows, inner] @ in[b] [inner, d]; the first is what runs.
-
-    A tile holds all inner features of some columns, and all rows where they are few: the input is then
-    read once. `element_bytes` is that of the input in memory.
-    """
-    block_inner = _power(inner, 16, _WHOLE) if inner <= _WHOLE else 128
-    found: dict[FeatureTiles, None] = {}
-    for wide_rows, wide_columns, stages in ((128, 128, 3), (64, 128, 3), (128, 64, 3), (64, 64, 4)):
-        block_rows = _power(rows, 64, wide_rows)
-        block_columns = _power(d, 16, wide_columns)
-        warps = 8 if block_rows * block_columns >= 128 * 128 else 4
-        tiles = FeatureTiles(block_rows, block_inner, block_columns, warps, stages)
-        tiles = _fitted(tiles, element_bytes, shared_bytes)
-        cells = _ceil_div(rows, tiles.rows) * _ceil_div(d, tiles.columns)
-        found[replace(tiles, samples=max(1, min(32, samples * cells // _PROGRAMS)))] = None
-    return tuple(found)
+# The most that tiles hold; the first of each is what runs.
+_TRANSFORM = ((128, 128, 3), (64, 128, 3), (128, 64, 3), (64, 64, 4))  # rows, columns, stages
+_SUM = ((128, 128, 8), (128, 256, 8), (64, 128, 4), (128, 64, 4))  # rows, inner, warps
 
 
 def tiles_for_features(
     samples: int, rows: int, inner: int, d: int, *, element_bytes: int, shared_bytes: int = SHARED_BYTES
 ) -> FeatureTiles:
-    """The tiles that out[b] = A @ in[b] runs with; see `transform_alternatives`."""
-    return transform_alternatives(
-        samples, rows, inner, d, element_bytes=element_bytes, shared_bytes=shared_bytes
-    )[0]
+    """The tiles that out[b] = A [rows, inner] @ in[b] [inner, d] runs with.
+
+    A tile holds all inner features of some columns, and all rows where they are few: the input is then
+    read once. `element_bytes` is that of the input in memory.
+    """
+    return _transform(_TRANSFORM[0], samples, rows, inner, d, element_bytes, shared_bytes)
 
 
-def sum_alternatives(
+def transform_alternatives(
     samples: int, rows: int, inner: int, d: int, *, element_bytes: int, shared_bytes: int = SHARED_BYTES
 ) -> tuple[FeatureTiles, ...]:
-    """Tiles worth timing for dA [rows, inner] = sum over b of g[b] [rows, d] @ x[b].T; the first runs."""
-    block_columns = _power(d, 16, 64)
-    steps = samples * _ceil_div(d, block_columns)
-    found: dict[FeatureTiles, None] = {}
-    for wide_rows, wide_inner, warps in ((128, 128, 8), (128, 256, 8), (64, 128, 4), (128, 64, 4)):
-        tiles = FeatureTiles(
-            _power(rows, 64, wide_rows), _power(inner, 16, wide_inner), block_columns, warps, 4
-        )
-        while _sum_bytes(tiles, element_bytes) > shared_bytes and tiles.stages > 2:
-            tiles = replace(tiles, stages=tiles.stages - 1)
-        cells = _ceil_div(rows, tiles.rows) * _ceil_div(inner, tiles.inner)
-        splits = max(1, min(_ceil_div(2 * _MULTIPROCESSORS, cells), steps // 8))
-        found[replace(tiles, samples=max(1, _ceil_div(steps, splits)))] = None
-    return tuple(found)
+    """Tiles worth timing for out[b] = A @ in[b]; the first is what runs."""
+    made = (_transform(most, samples, rows, inner, d, element_bytes, shared_bytes) for most in _TRANSFORM)
+    return tuple(dict.fromkeys(made))
+
+
+def _transform(
+    most: tuple[int, int, int],
+    samples: int,
+    rows: int,
+    inner: int,
+    d: int,
+    element_bytes: int,
+    shared_bytes: int,
+) -> FeatureTiles:
+    block_inner = _power(inner, 16, _WHOLE) if inner <= _WHOLE else 128
+    block_rows, block_columns = _power(rows, 64, most[0]), _power(d, 16, most[1])
+    warps = 8 if block_rows * block_columns >= 128 * 128 else 4
+    tiles = FeatureTiles(block_rows, block_inner, block_columns, warps, most[2])
+    tiles = _fitted(tiles, element_bytes, shared_bytes)
+    cells = _ceil_div(rows, tiles.rows) * _ceil_div(d, tiles.columns)
+    return replace(tiles, samples=int(max(1, min(32, samples * cells // _PROGRAMS))))
 
 
 def sum_tiles(
     samples: int, rows: int, inner: int, d: int, *, element_bytes: int, shared_bytes: int = SHARED_BYTES
 ) -> FeatureTiles:
-    """The tiles that the sum over samples runs with; see `sum_alternatives`."""
-    return sum_alternatives(samples, rows, inner, d, element_bytes=element_bytes, shared_bytes=shared_bytes)[
-        0
-    ]
+    """The tiles that dA [rows, inner] = sum over b of g[b] [rows, d] @ x[b].T runs with."""
+    return _sum(_SUM[0], samples, rows, inner, d, element_bytes, shared_bytes)
+
+
+def sum_alternatives(
+    samples: int, rows: int, inner: int, d: int, *, element_bytes: int, shared_bytes: int = SHARED_BYTES
+) -> tuple[FeatureTiles, ...]:
+    """Tiles worth timing for the sum over samples; the first is what runs."""
+    made = (_sum(most, samples, rows, inner, d, element_bytes, shared_bytes) for most in _SUM)
+    return tuple(dict.fromkeys(made))
+
+
+def _sum(
+    most: tuple[int, int, int],
+    samples: int,
+    rows: int,
+    inner: int,
+    d: int,
+    element_bytes: int,
+    shared_bytes: int,
+) -> FeatureTiles:
+    block_columns = _power(d, 16, 64)
+    tiles = FeatureTiles(_power(rows, 64, most[0]), _power(inner, 16, most[1]), block_columns, most[2], 4)
+    while _sum_bytes(tiles, element_bytes) > shared_bytes and tiles.stages > 2:
+        tiles = replace(tiles, stages=tiles.stages - 1)
+    cells = _ceil_div(rows, tiles.rows) * _ceil_div(inner, tiles.inner)
+    steps = samples * _ceil_div(d, block_columns)
+    splits = int(max(1, min(_ceil_div(2 * _MULTIPROCESSORS, cells), steps // 8)))
+    return replace(tiles, splits=splits)
 
 
 def _transform_bytes(tiles: FeatureTiles, element_bytes: int) -> int:
@@ -114,7 +134,11 @@ def _fitted(tiles: FeatureTiles, element_bytes: int, shared_bytes: int) -> Featu
 
 
 def _power(size: int, least: int, most: int) -> int:
-    return max(least, min(most, 1 << max(0, size - 1).bit_length()))
+    """The power of two at or above size within bounds: by comparisons, which torch.compile can guard."""
+    power = least
+    while power < most and power < size:
+        power *= 2
+    return power
 
 
 def _ceil_div(a: int, b: int) -> int:

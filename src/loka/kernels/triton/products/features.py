@@ -194,7 +194,7 @@ def launch_transform(
         IN_PARTS=len(inputs),
         OUT_PARTS=len(outputs),
         COMPUTE=COMPUTE_DTYPES[compute_dtype],
-        WHOLE=tiles.inner >= C,
+        WHOLE=bool(tiles.inner >= C),
         BLOCK_R=tiles.rows,
         BLOCK_C=tiles.inner,
         BLOCK_D=tiles.columns,
@@ -209,7 +209,7 @@ def launch_sum(grads: list[Tensor], x: Tensor, *, tiles: FeatureTiles, compute_d
     Args:
         grads: Up to four contiguous tensors [B, N_i, d] of one dtype.
         x: [B, n, d], any stride.
-        tiles: See `sum_tiles`; `samples` counts steps of one program.
+        tiles: See `sum_tiles`.
         compute_dtype: What is multiplied.
     """
     B, n, d = x.shape
@@ -217,7 +217,8 @@ def launch_sum(grads: list[Tensor], x: Tensor, *, tiles: FeatureTiles, compute_d
     steps = B * triton.cdiv(d, tiles.columns)
     if steps == 0 or rows * n == 0:
         return x.new_zeros((rows, n), dtype=torch.float32)
-    splits = triton.cdiv(steps, tiles.samples)
+    per_program = triton.cdiv(steps, tiles.splits)
+    splits = triton.cdiv(steps, per_program)  # none is empty
     partial = x.new_empty((splits, rows, n), dtype=torch.float32)
     launcher(sum_kernel)[(triton.cdiv(rows, tiles.rows) * triton.cdiv(n, tiles.inner), splits)](
         *_filled(grads, x),
@@ -225,7 +226,7 @@ def launch_sum(grads: list[Tensor], x: Tensor, *, tiles: FeatureTiles, compute_d
         partial,
         *_places(grads),
         steps,
-        tiles.samples,
+        per_program,
         rows,
         n,
         d,

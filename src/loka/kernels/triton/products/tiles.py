@@ -9,6 +9,9 @@ A class says what limits a product:
     small    fewer tiles of 128 x 128 than the GPU has multiprocessors
     large    the rest
 
+Sizes may be symbolic (torch.compile with dynamic shapes): what comes out are numbers, so that a graph holds
+for the sizes of one class.
+
 Times are for the benchmark `benchmarks/triton_products_tuning.py`, which compares each class's
 alternatives; the first of them is what runs. Nothing is timed inside a step.
 """
@@ -193,9 +196,10 @@ def tiles_for(
         problem: m, n and k; its pass does not matter.
         family: How it accumulates, or `bf16`.
         element_bytes: Size of an operand's element; 0 for 1 in FP8 and 2 in bf16.
-        shared_bytes: Shared memory of a program; stages are given up, then columns, then rows, until it fits.
+        shared_bytes: Shared memory of a program; stages, then columns, rows and length are given up to fit it.
     """
-    return alternatives(problem, family, element_bytes=element_bytes, shared_bytes=shared_bytes)[0]
+    first = _TABLE[family, tile_class(problem)][0]
+    return _adapted(first, problem, family, element_bytes, shared_bytes)
 
 
 def alternatives(
@@ -205,26 +209,33 @@ def alternatives(
 
     Args: as for `tiles_for`.
     """
-    element = element_bytes or (2 if family == "bf16" else 1)
     found: dict[Tiles, None] = {}
     for tiles in _TABLE[family, tile_class(problem)]:
-        cut = _cut_to(tiles, problem, family, element)
-        found[_with_splits(_fitted(cut, element, shared_bytes), problem)] = None
+        found[_adapted(tiles, problem, family, element_bytes, shared_bytes)] = None
     return tuple(found)
+
+
+def _adapted(
+    tiles: Tiles, problem: GemmProblem, family: Family, element_bytes: int, shared_bytes: int
+) -> Tiles:
+    """Tiles of the table for this very problem and device."""
+    element = element_bytes or (2 if family == "bf16" else 1)
+    cut = _cut_to(tiles, problem, family, element)
+    return _with_splits(_fitted(cut, element, shared_bytes), problem)
 
 
 def _cut_to(tiles: Tiles, problem: GemmProblem, family: Family, element: int) -> Tiles:
     """No tile longer than the problem, save for the least that the instructions take."""
     block_k = tiles.block_k
     if family != "blockwise":
-        block_k = min(block_k, max(32 // element, 16, _power_above(problem.k)))
-    block_m = max(_LEAST_ROWS, min(tiles.block_m, _power_above(problem.m)))
-    block_n = max(16, min(tiles.block_n, _power_above(problem.n)))
+        block_k = max(32 // element, 16, _power_above(problem.k, block_k))
+    block_m = max(_LEAST_ROWS, _power_above(problem.m, tiles.block_m))
+    block_n = max(16, _power_above(problem.n, tiles.block_n))
     warps = tiles.warps
     if block_m * block_n * 2 <= tiles.block_m * tiles.block_n and block_m < 128:
         warps = min(warps, 4)
     steps = _ceil_div(max(problem.k, 1), block_k)
-    stages = min(tiles.stages, max(2, steps))
+    stages = int(min(tiles.stages, max(2, steps)))
     return replace(tiles, block_m=block_m, block_n=block_n, block_k=block_k, warps=warps, stages=stages)
 
 
@@ -235,6 +246,8 @@ def _fitted(tiles: Tiles, element: int, shared_bytes: int) -> Tiles:
         tiles = replace(tiles, block_n=tiles.block_n // 2)
     while tiles.shared_bytes(element) > shared_bytes and tiles.block_m > _LEAST_ROWS:
         tiles = replace(tiles, block_m=tiles.block_m // 2)
+    while tiles.shared_bytes(element) > shared_bytes and element > 1 and tiles.block_k > 32:
+        tiles = replace(tiles, block_k=tiles.block_k // 2)
     return tiles
 
 
@@ -247,12 +260,16 @@ def _with_splits(tiles: Tiles, problem: GemmProblem) -> Tiles:
     splits = max(1, min(wanted, steps // _LEAST_STEPS))
     # Whole steps: the last split must not be empty.
     per_split = _ceil_div(steps, splits)
-    return replace(tiles, splits=_ceil_div(steps, per_split))
+    return replace(tiles, splits=int(_ceil_div(steps, per_split)))
 
 
 def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _power_above(size: int) -> int:
-    return 1 << max(0, size - 1).bit_length()
+def _power_above(size: int, most: int) -> int:
+    """The power of two at or above size, at most `most`: by comparisons, which torch.compile can guard."""
+    power = 1
+    while power < most and power < size:
+        power *= 2
+    return power
