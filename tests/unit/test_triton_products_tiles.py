@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loka.kernels.backends import triton_products
 from loka.kernels.backends.triton_products import KERNELS, TritonBF16, TritonFP8
 from loka.kernels.triton.products import tiles as table
 from loka.kernels.triton.products.tiles import (
@@ -106,6 +107,18 @@ def test_names_and_accumulations() -> None:
         assert k.exportable
         assert k.repro() == ""
         assert k.available()  # the tests install Triton
+
+
+def test_a_missing_triton_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str) -> None:
+        raise ImportError("No module named 'triton'")
+
+    triton_products._installed.cache_clear()
+    monkeypatch.setattr(triton_products.importlib, "import_module", fails)
+    found = KERNELS[0].available()
+    triton_products._installed.cache_clear()
+    assert not found
+    assert found.reason == "needs Triton, which cannot be loaded: No module named 'triton'"
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.name)

@@ -43,8 +43,8 @@ _PRODUCTS = "loka.kernels.triton.products"
 def _installed() -> Support:
     try:
         importlib.import_module(f"{_PRODUCTS}.scaled")
-    except Exception as error:  # an optional package may fail in any way; its text is the reason
-        return Support.no(f"Triton cannot be loaded: {error}")
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:  # missing, broken or too old
+        return Support.no(f"needs Triton, which cannot be loaded: {error}")
     return Support.yes()
 
 

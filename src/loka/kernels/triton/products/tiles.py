@@ -196,7 +196,7 @@ def tiles_for(
         problem: m, n and k; its pass does not matter.
         family: How it accumulates, or `bf16`.
         element_bytes: Size of an operand's element; 0 for 1 in FP8 and 2 in bf16.
-        shared_bytes: Shared memory of a program; stages, then columns, rows and length are given up to fit it.
+        shared_bytes: Shared memory of a program; stages, then columns, rows, length are given up to fit it.
     """
     first = _TABLE[family, tile_class(problem)][0]
     return _adapted(first, problem, family, element_bytes, shared_bytes)
