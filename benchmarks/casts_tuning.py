@@ -32,30 +32,27 @@ def flat(C: int, elements: int) -> tuple[int, int]:
 
 
 def amax_tiles(C: int) -> Iterator[Tile]:
-    for elements, warps, programs in itertools.product((4096, 8192, 16384), (4, 8), (528, 1056, 2112)):
+    for elements, warps, programs in itertools.product((4096, 8192), (8,), (1056, 2112)):
         yield Tile(*flat(1024, elements), warps, programs)
 
 
 def elementwise_tiles(C: int) -> Iterator[Tile]:
-    for elements, warps in itertools.product((2048, 4096, 8192, 16384), (4, 8)):
+    for elements, warps in itertools.product((2048, 4096, 8192), (4, 8)):
         yield Tile(*flat(1024, elements), warps)
 
 
 def rowwise_tiles(C: int) -> Iterator[Tile]:
-    for elements, warps in itertools.product((C, 2048, 4096, 8192, 16384), (2, 4, 8)):
-        if elements >= C:
-            yield Tile(elements // C, C, warps)
+    for elements, warps in itertools.product((C, 2 * C, 4 * C), (1, 2, 4)):
+        yield Tile(elements // C, C, warps)
 
 
 def transposing_tiles(C: int) -> Iterator[Tile]:
-    for (rows, columns), warps in itertools.product(
-        ((128, 128), (128, 64), (64, 128), (64, 64), (256, 64), (128, 32), (256, 32)), (4, 8)
-    ):
+    for (rows, columns), warps in itertools.product(((128, 128), (128, 64), (64, 128), (256, 64)), (4, 8)):
         yield Tile(rows, columns, warps)
 
 
 def straight_block_tiles(C: int) -> Iterator[Tile]:
-    for rows, warps in itertools.product((8, 16, 32, 64, 128), (1, 2, 4, 8)):
+    for rows, warps in itertools.product((8, 16, 32), (1, 2, 4)):
         yield Tile(rows, 128, warps)
 
 
@@ -65,7 +62,7 @@ def square_block_tiles(C: int) -> Iterator[Tile]:
 
 
 def pairs_tiles(C: int) -> Iterator[Tile]:
-    for columns, warps in itertools.product((32, 64, 128), (4, 8)):
+    for columns, warps in itertools.product((32, 64), (2, 4, 8)):
         yield Tile(128, columns, warps)
 
 

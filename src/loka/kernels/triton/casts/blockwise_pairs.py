@@ -19,7 +19,9 @@ def _bytes(codes):
 
 
 @triton.jit
-def _pairs_of_codes(first, first_clean, second, second_clean, r, FORMAT: tl.constexpr, HARDWARE: tl.constexpr):
+def _pairs_of_codes(
+    first, first_clean, second, second_clean, r, FORMAT: tl.constexpr, HARDWARE: tl.constexpr
+):
     """The code of `first` in the low byte, of `second` in the high one, as int16."""
     if HARDWARE and FORMAT == 0:
         # One instruction converts two numbers into two bytes; Triton pairs neighbours of a row, we two rows.

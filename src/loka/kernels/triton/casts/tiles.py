@@ -46,24 +46,24 @@ def _flat(C: int, elements: int, warps: int, programs: int = 0) -> Tile:
 
 def amax_tile(R: int, C: int) -> Tile:
     """For reading a tensor once; 132 multiprocessors times 8 programs."""
-    return _flat(C, 4096, 4, 1024)
+    return _flat(C, 4096, 8, 1056)
 
 
 def elementwise_tile(R: int, C: int) -> Tile:
     """For a cast that keeps the orientation."""
-    return _flat(C, 8192, 8)
+    return _flat(C, 4096, 8)
 
 
 def transposing_tile(R: int, C: int, element_size: int) -> Tile:
     """For a cast that writes the transpose: both sides want runs of 128 bytes."""
-    return Tile(128, 64, 4) if element_size == 4 else Tile(128, 128, 8)
+    return Tile(128, 64, 4)
 
 
 def rowwise_tile(R: int, C: int) -> Tile:
     """Whole rows at once up to 16,384 columns, then 8,192 columns in turn."""
     columns = _power_above(C) if C <= 16384 else 8192
-    rows = max(1, 4096 // columns)
-    return Tile(rows, columns, 4 if columns <= 4096 else 8)
+    rows = max(1, 2048 // columns)
+    return Tile(rows, columns, max(2, min(8, rows * columns // 1024)))
 
 
 def column_amax_tile(R: int, C: int) -> Tile:
@@ -74,9 +74,9 @@ def column_amax_tile(R: int, C: int) -> Tile:
 
 def blockwise_tile(R: int, C: int, *, square: bool, transposed: bool) -> Tile:
     """128 columns, and 128 rows where scales or the second orientation span them."""
-    return Tile(128, 128, 8) if square or transposed else Tile(32, 128, 4)
+    return Tile(128, 128, 8) if square or transposed else Tile(16, 128, 1)
 
 
 def pairs_tile(R: int, C: int, *, straight: bool) -> Tile:
     """128 rows, and 128 columns where 1x128 blocks along the rows are wanted as well."""
-    return Tile(128, 128 if straight else 64, 8)
+    return Tile(128, 128 if straight else 64, 4)
