@@ -17,7 +17,20 @@ import loka
 
 __all__ = ["Environment", "describe_environment"]
 
-_LIBRARIES = ("numpy", "msgspec", "safetensors", "pyarrow", "torchmetrics", "triton", "torchao", "torchrec")
+_LIBRARIES = (
+    "numpy",
+    "msgspec",
+    "safetensors",
+    "pyarrow",
+    "torchmetrics",
+    "triton",
+    "mslk-cuda",
+    "sgl-deep-gemm",
+    "apache-tvm-ffi",
+    "transformer-engine",
+    "torchao",
+    "torchrec",
+)
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from loka.errors import UsageError
 from loka.numerics.dtypes import torch_dtype
-from loka.numerics.quantized import Quantized, lay_out, scale_shape
+from loka.numerics.quantized import Quantized, lay_out, not_quantized, scale_shape
 from loka.vocab import Format, Granularity, OperandSpec, ScaleRounding
 
 __all__ = ["amax_of", "cast_operand", "decode_scale", "round_to_format"]
@@ -103,7 +103,7 @@ def cast_operand(x: Tensor, spec: OperandSpec, *, scale: Tensor | None = None) -
         raise UsageError(f"cast takes a 2-D tensor, got shape {tuple(x.shape)}")
     operand = x.t() if spec.transposed else x
     if not spec.is_quantized:
-        return Quantized(operand, torch.ones((), device=x.device), spec)
+        return not_quantized(operand, spec)
     rows, k = operand.shape
     pad = -k % spec.pad
     if pad:

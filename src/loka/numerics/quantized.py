@@ -9,7 +9,7 @@ from torch import Tensor
 
 from loka.vocab import Granularity, OperandSpec, ScaleLayout
 
-__all__ = ["Quantized", "decode", "lay_out", "scale_per_element", "scale_shape"]
+__all__ = ["Quantized", "decode", "lay_out", "not_quantized", "scale_per_element", "scale_shape"]
 
 
 class Quantized(NamedTuple):
@@ -17,13 +17,23 @@ class Quantized(NamedTuple):
 
     Attributes:
         values: [rows, k padded to spec.pad], contiguous along k. 8-bit, or the compute dtype for bf16 specs.
-        scale: fp32 decode scales, laid out by spec.scale_layout; ones of shape () for bf16 specs.
+        scale: fp32 decode scales, laid out by spec.scale_layout; of shape () and without a value for bf16
+            specs, whose scale nobody reads.
         spec: What it is.
     """
 
     values: Tensor
     scale: Tensor
     spec: OperandSpec
+
+
+def not_quantized(values: Tensor, spec: OperandSpec) -> Quantized:
+    """An operand as it is, [rows, k] in the compute dtype.
+
+    Its scale is memory that is never filled: writing a one there would be a kernel for every operand of every
+    step. `decode` and `scale_per_element` go by the spec.
+    """
+    return Quantized(values, torch.empty((), dtype=torch.float32, device=values.device), spec)
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -48,7 +58,8 @@ def lay_out(scale: Tensor, layout: ScaleLayout, rows: int) -> Tensor:
     (what cuBLASLt reads for 128x128 blocks).
     """
     if layout is ScaleLayout.VECTOR and scale.dim() == 0:
-        return scale.expand(rows).contiguous()
+        # A single row too must be a vector of stride 1, which `expand` would leave at 0.
+        return scale.reshape(1).repeat(rows)
     if layout is ScaleLayout.MN_MAJOR:
         return scale.t().contiguous().t()
     if layout is ScaleLayout.MN_MAJOR_PAD4:
@@ -59,6 +70,8 @@ def lay_out(scale: Tensor, layout: ScaleLayout, rows: int) -> Tensor:
 
 def scale_per_element(q: Quantized) -> Tensor:
     """The decode scale of each element, broadcastable to `q.values`: fp32 (), [rows, 1] or [rows, k]."""
+    if not q.spec.is_quantized:
+        return torch.ones((), device=q.values.device)
     rows, k = q.values.shape
     if q.scale.dim() == 0:
         return q.scale
@@ -72,4 +85,6 @@ def scale_per_element(q: Quantized) -> Tensor:
 
 def decode(q: Quantized, *, dtype: torch.dtype = torch.float32) -> Tensor:
     """Values times scale in `dtype`, shape of `q.values` (zero padding included)."""
+    if not q.spec.is_quantized:
+        return q.values.to(dtype)
     return q.values.to(dtype) * scale_per_element(q).to(dtype)

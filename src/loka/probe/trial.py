@@ -13,6 +13,7 @@ from loka.numerics import (
     Quantized,
     cast_loss,
     decode_scale,
+    not_quantized,
     product_error,
 )
 from loka.vocab import A_FORMATS, Device, GemmProblem, Granularity, OperandSpec, Pass, Site
@@ -105,7 +106,7 @@ def cast_sample(sample: OperandSample, spec: OperandSpec) -> CastSample:
     # The sample is already oriented; only the label says that memory holds the transpose.
     upright = spec.with_transposed(False)
     if not spec.is_quantized:
-        rounded = Quantized(sample.values.to(torch.bfloat16), torch.ones_like(sample.amax), upright)
+        rounded = not_quantized(sample.values.to(torch.bfloat16), upright)
         return CastSample(rounded, torch.zeros(2, dtype=torch.float64, device=sample.values.device))
     scale = None
     if spec.granularity is Granularity.TENSORWISE:
