@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from loka.artifacts import CastTable, ErrorTable, LossTable, ProductTable, Profile, SiteTable, fingerprint
-from loka.kernels import HIGH_PRECISION, KERNELS
+from loka.kernels import KERNELS
 from loka.vocab import PASS_OPERANDS, Device, Format, GemmProblem, Operand, OperandSpec, Pass, Site
 
 CPU = Device("cpu", "CPU", (0, 0), (2, 13))
@@ -80,8 +80,8 @@ class ProfileBuilder:
         keys: dict[tuple[str, str, str], None] = {}
         for kernel in KERNELS.values():
             for problem in problems(site, pass_):
-                if kernel.name != HIGH_PRECISION and kernel.supports(problem, H200):
-                    a, b = kernel.operands(problem)
+                a, b = kernel.operands(problem)
+                if a.is_quantized and kernel.supports(problem, H200):
                     keys[a.recipe_key, b.recipe_key, str(kernel.accumulation)] = None
         for a_key, b_key, accumulation in keys:
             level = self.db(site.name, pass_, a_key, b_key, accumulation)
@@ -130,8 +130,8 @@ def operand_specs(site: Site) -> Mapping[Operand, set[OperandSpec]]:
         (a_operand, _), (b_operand, _) = PASS_OPERANDS[pass_]
         for kernel in KERNELS.values():
             for problem in problems(site, pass_):
-                if kernel.name != HIGH_PRECISION and kernel.supports(problem, H200):
-                    a, b = kernel.operands(problem)
+                a, b = kernel.operands(problem)
+                if a.is_quantized and kernel.supports(problem, H200):
                     found[a_operand].add(a)
                     found[b_operand].add(b)
     return found

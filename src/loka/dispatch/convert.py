@@ -61,9 +61,8 @@ def apply_plan(
     _check_order(model)
     _check_model(model, plan, sites)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    switched = [site for site in plan.sites if not is_high_precision(site)]
-    if emulate:
-        switched = [_emulated(site) for site in switched]
+    planned = [_emulated(site) if emulate else site for site in plan.sites]
+    switched = [site for site in planned if not is_high_precision(site)]
     _check_machine([linears[site.name] for site in switched], plan, switched)
     for site in switched:
         routes_of(site)  # raises here, while nothing is changed

@@ -50,9 +50,10 @@ def planned_product(
     needs_grad = torch.is_grad_enabled() and (
         x_MK.requires_grad or w_NK.requires_grad or (bias_N is not None and bias_N.requires_grad)
     )
-    # The dtypes are settled. Left on, autocast would reach into kernels: torch._scaled_mm on a CPU multiplies
-    # with aten's own matmul and would then round its operands to bf16.
-    with torch.autocast(x_MK.device.type, enabled=False):
+    # The dtypes are settled. Left on, a CPU's autocast would reach into kernels: torch._scaled_mm multiplies
+    # there with aten's own matmul and would round its operands to bf16. A GPU's has nothing left to change, and
+    # torch 2.11 loses its state when it traces the switch around operators that are Triton kernels.
+    with torch.autocast("cpu", enabled=False):
         if needs_grad:
             y_MN: Tensor = _PlannedProduct.apply(  # type: ignore[no-untyped-call]
                 x_MK, w_NK, bias_N, routes, compute_dtype
@@ -102,7 +103,7 @@ class _PlannedProduct(torch.autograd.Function):
             for i, use in enumerate(ctx.kept)
         }
         gradients: dict[Pass, Tensor] = {}
-        with torch.autocast(g_MN.device.type, enabled=False):
+        with torch.autocast("cpu", enabled=False):
             tensors = {Operand.GRAD_OUTPUT: g_MN}
             operands |= _cast_for(ctx.backward_passes, tensors, ctx.routes, ctx.compute_dtype)
             for pass_ in ctx.backward_passes:

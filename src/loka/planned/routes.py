@@ -7,7 +7,7 @@ from typing import NamedTuple
 from loka.artifacts.plan import Choice, SitePlan
 from loka.errors import ArtifactError
 from loka.kernels import HIGH_PRECISION, Kernel, kernel
-from loka.vocab import PASS_OPERANDS, OperandSpec, Pass
+from loka.vocab import PASS_OPERANDS, GemmProblem, OperandSpec, Pass
 
 __all__ = ["Route", "Routes", "is_high_precision", "routes_of"]
 
@@ -75,7 +75,7 @@ def _routes(site_plan: SitePlan, pass_: Pass) -> tuple[Route, ...]:
 def _route(choice: Choice, pass_: Pass) -> Route:
     found = kernel(choice.kernel)
     a, b = choice.spec_a, choice.spec_b
-    if found.name == HIGH_PRECISION:
+    if not found.operands(GemmProblem(1, 1, 1, pass_))[0].is_quantized:
         # Nothing is cast, so only the orientation matters, and the pass gives that.
         (_, a_transposed), (_, b_transposed) = PASS_OPERANDS[pass_]
         a = OperandSpec.high_precision(transposed=a_transposed)

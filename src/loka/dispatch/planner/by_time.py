@@ -72,7 +72,11 @@ def _tensors(
     found = operand_tensors(site, pass_, pick.spec_a, pick.spec_b)
     names = _TENSOR_NAMES[pass_]
     # The name keeps x apart from g where N = K, and from w where M = N.
-    return [((name, shape, weight), spec) for name, (spec, shape, weight) in zip(names, found, strict=True)]
+    return [
+        ((name, shape, weight), spec)
+        for name, (spec, shape, weight) in zip(names, found, strict=True)
+        if spec.is_quantized
+    ]
 
 
 def alone_us(site: Site, pass_: Pass, candidate: Candidate, facts: Facts) -> SiteTime:
@@ -223,8 +227,9 @@ _Pair = tuple[OperandSpec | None, OperandSpec | None]
 
 
 def _spec_of(tensor: str, candidate: Candidate | None) -> OperandSpec | None:
-    # A pinned candidate without a measured time counts on neither side, its casts included.
-    if candidate is None or candidate.product_us is None:
+    # A pinned candidate without a measured time counts on neither side, its casts included. One that is not
+    # quantized has none.
+    if candidate is None or candidate.product_us is None or not candidate.is_quantized:
         return None
     names = _TENSOR_NAMES[candidate.problem.pass_]
     return candidate.spec_a if tensor == names[0] else candidate.spec_b

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from loka.dispatch.planner.facts import Facts, LossChange, MeasuredError, ProductTime
-from loka.kernels import HIGH_PRECISION, KERNELS, Kernel
+from loka.kernels import KERNELS, Kernel
 from loka.vocab import (
     A_FORMATS,
     NARROW,
@@ -21,7 +21,7 @@ from loka.vocab import (
     Site,
 )
 
-__all__ = ["Candidate", "Candidates", "coarseness", "narrow_reason", "pass_problem"]
+__all__ = ["Candidate", "Candidates", "Coarseness", "coarseness", "narrow_reason", "pass_problem"]
 
 MAX_SATURATION = 1e-4  # share of elements beyond the format's range; above it a static scale is too small
 
@@ -32,6 +32,12 @@ _ORDER = {
     Granularity.BLOCKWISE_1X128: 3,
     Granularity.MX_1X32: 4,
 }
+
+_SHORT_EXPONENT = (Format.E4M3, Format.E4M3FNUZ)
+# Without times nothing says which library is the fastest. torch is always there, Triton comes with it.
+_LIBRARIES = ("torch", "triton", "mslk", "deep_gemm")
+
+Coarseness = tuple[int, int, bool, bool, bool, bool, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,11 @@ class Candidate:
     def passes(self) -> bool:
         """True when neither facts nor gates speak against it."""
         return not self.fault and not self.gate
+
+    @property
+    def is_quantized(self) -> bool:
+        """True when it runs in FP8."""
+        return self.spec_a.is_quantized
 
     @property
     def label(self) -> str:
@@ -110,6 +121,24 @@ class Candidates:
             self._shapes[key] = self._shapes_of(site, pass_)
         return [self._candidate(site.name, shape) for shape in self._shapes[key]]
 
+    def pinned_plain(self, site: Site, pass_: Pass, kernel: Kernel) -> Candidate:
+        """A kernel that casts nothing, for a pin: neither an error nor a change of the loss is known."""
+        problem = pass_problem(site, pass_)
+        a, b = kernel.operands(problem)
+        timed = self._facts.product(problem, kernel.name)
+        known = timed is not None and self._facts.bf16_us(problem) is not None
+        return Candidate(
+            kernel=kernel,
+            problem=problem,
+            spec_a=a,
+            spec_b=b,
+            error=None,
+            loss=None,
+            product_us=timed.p50_us if timed is not None and known else None,
+            fault="",
+            gate="",
+        )
+
     def _candidate(self, site: str, shape: _Shape) -> Candidate:
         a, b, accumulation = shape.keys
         pass_ = shape.problem.pass_
@@ -131,7 +160,7 @@ class Candidates:
         problems = [pass_problem(site, pass_, a_format) for a_format in formats]
         found: list[_Shape] = []
         for kernel in KERNELS.values():
-            if kernel.name == HIGH_PRECISION:
+            if not kernel.operands(problems[0])[0].is_quantized:
                 continue
             refused: set[str] = set()
             for problem in problems:
@@ -147,7 +176,7 @@ class Candidates:
         a, b = kernel.operands(problem)
         timed = facts.product(problem, kernel.name)
         no_time = _time_fault(site, problem, a, b, timed, facts) if facts.timed and not unsupported else ""
-        fault = unsupported or _emulated_fault(kernel, self._device, timed=facts.timed)
+        fault = unsupported or _unfit(kernel, self._device, timed=facts.timed)
         return _Shape(
             kernel=kernel,
             problem=problem,
@@ -160,9 +189,12 @@ class Candidates:
         )
 
 
-def _emulated_fault(kernel: Kernel, device: Device, *, timed: bool) -> str:
+def _unfit(kernel: Kernel, device: Device, *, timed: bool) -> str:
+    """Why the planner never takes the kernel on this device by itself; empty where it may."""
     if kernel.emulated and (timed or device.type != "cpu"):
         return "emulated: nothing is faster for it; a pin can ask for it"
+    if not kernel.verified and not timed:
+        return "unverified: never run by this project, so it must be vetted and timed on such a device first"
     return ""
 
 
@@ -230,14 +262,22 @@ def narrow_reason(site: Site) -> str:
     return ""
 
 
-def coarseness(candidate: Candidate, *, prefer_emulated: bool) -> tuple[int, int, bool, bool, bool, str]:
-    """Sorts the coarsest recipe first; then E4M3, the kernel the machine can honour, exact sums, the name."""
+def coarseness(candidate: Candidate, *, prefer_emulated: bool) -> Coarseness:
+    """Sorts the coarsest recipe first, then the shorter exponent, then what is preferred of equal recipes.
+
+    Of equal recipes: the kernel that the machine can honour, exact sums, one that was run on hardware, the
+    library that most machines have, the name.
+    """
     a, b = _ORDER[candidate.spec_a.granularity], _ORDER[candidate.spec_b.granularity]
+    kernel = candidate.kernel
+    library = kernel.name.partition(".")[0]
     return (
         max(a, b),
         a + b,
-        candidate.spec_a.format is not Format.E4M3,
-        candidate.kernel.emulated is not prefer_emulated,
-        candidate.kernel.accumulation is not Accumulation.EXACT,
-        candidate.kernel.name,
+        candidate.spec_a.format not in _SHORT_EXPONENT,
+        kernel.emulated is not prefer_emulated,
+        kernel.accumulation is not Accumulation.EXACT,
+        not kernel.verified,
+        _LIBRARIES.index(library) if library in _LIBRARIES else len(_LIBRARIES),
+        kernel.name,
     )

@@ -66,7 +66,7 @@ def _check_order(site: SitePlan, pass_: Pass, where: str) -> None:
 def _check_choice(site: SitePlan, pass_: Pass, choice: Choice, where: str) -> None:
     found = kernel(choice.kernel)
     at = f"`{where}`: {pass_} of `{site.name}`"
-    if found.name != HIGH_PRECISION:
+    if found.operands(GemmProblem(1, 1, 1, pass_))[0].is_quantized:
         for letter, spec in (("spec_a", choice.spec_a), ("spec_b", choice.spec_b)):
             if not spec.is_quantized:
                 raise ArtifactError(

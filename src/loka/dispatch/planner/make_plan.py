@@ -10,7 +10,13 @@ from loka.artifacts.profile import Profile
 from loka.artifacts.records import check_columns
 from loka.dispatch.planner.budget import Grant, Option, Selection, select
 from loka.dispatch.planner.by_time import CastCosts, Picks, time_options
-from loka.dispatch.planner.candidates import Candidate, Candidates, coarseness, narrow_reason
+from loka.dispatch.planner.candidates import (
+    Candidate,
+    Candidates,
+    coarseness,
+    narrow_reason,
+    pass_problem,
+)
 from loka.dispatch.planner.facts import Facts, LossChange
 from loka.dispatch.planner.pins import Pin, Pins, resolve_pins
 from loka.dispatch.planner.reasons import Verdict
@@ -93,8 +99,10 @@ class _Planning:
         # Without an estimate the loss cannot gate: it is reported as "not estimated".
         self.limit = requirement.max_loss_increase if facts.loss else None
         self.casts = CastCosts(facts)
-        made = Candidates(facts, profile.device, requirement)
-        self.candidates = {(site.name, pass_): made.of(site, pass_) for site in self.sites for pass_ in Pass}
+        self.made = Candidates(facts, profile.device, requirement)
+        self.candidates = {
+            (site.name, pass_): self.made.of(site, pass_) for site in self.sites for pass_ in Pass
+        }
 
     def plan(self, pins: Pins) -> Plan:
         sites = [self._site_planning(site, pins) for site in self.sites]
@@ -114,13 +122,15 @@ class _Planning:
     def _site_planning(self, site: Site, pins: Pins) -> _SitePlanning:
         mine = {pass_: pins[site.name, pass_] for pass_ in Pass if (site.name, pass_) in pins}
         candidates = {pass_: self.candidates[site.name, pass_] for pass_ in Pass}
-        pinned = {pass_: self._pinned(candidates[pass_], pin) for pass_, pin in mine.items()}
+        pinned = {pass_: self._pinned(site, pass_, candidates[pass_], pin) for pass_, pin in mine.items()}
         return _SitePlanning(site, candidates, pinned, narrow_reason(site), mine)
 
-    def _pinned(self, candidates: list[Candidate], pin: Pin) -> Candidate | None:
+    def _pinned(self, site: Site, pass_: Pass, candidates: list[Candidate], pin: Pin) -> Candidate | None:
         """The candidate of a pin: of two gradient formats the one that passes, else the better measured."""
         if pin.is_bf16:
             return None
+        if not pin.kernel.operands(pass_problem(site, pass_))[0].is_quantized:
+            return self.made.pinned_plain(site, pass_, pin.kernel)
         usable = [
             c for c in candidates if c.kernel.name == pin.kernel.name and c.spec_a.format in pin.a_formats
         ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from loka.dispatch.planner.budget import Grant
 from loka.dispatch.planner.by_time import Picks, alone_us, site_time
-from loka.dispatch.planner.candidates import Candidate, coarseness
+from loka.dispatch.planner.candidates import Candidate, Coarseness, coarseness
 from loka.dispatch.planner.facts import Facts
 from loka.dispatch.planner.pins import Pin
 from loka.vocab import Pass, Requirement, Site
@@ -47,7 +47,13 @@ class Verdict:
     requirement: Requirement
     prefer_emulated: bool
 
-    def coarseness(self, candidate: Candidate) -> tuple[int, int, bool, bool, bool, str]:
+    @property
+    def fp8_picks(self) -> Picks:
+        """Those of the picks that run in FP8; a pin may also name a kernel that casts nothing."""
+        fwd, dgrad, wgrad = (p if p is not None and p.is_quantized else None for p in self.picks)
+        return fwd, dgrad, wgrad
+
+    def coarseness(self, candidate: Candidate) -> Coarseness:
         """The order of preference by accuracy."""
         return coarseness(candidate, prefer_emulated=self.prefer_emulated)
 
@@ -67,10 +73,10 @@ def chosen_reason(verdict: Verdict, pick: Candidate) -> str:
     """Why this FP8 candidate runs."""
     error = _error_text(pick)
     if verdict.pin is not None:
-        return f"pinned by `{verdict.pin.pattern}`: {error}"
+        return f"pinned by `{verdict.pin.pattern}`" + (f": {error}" if pick.is_quantized else "")
     if not verdict.facts.timed:
         return f"coarsest recipe that keeps the requirement: {error}"
-    time = site_time(verdict.site, verdict.picks, verdict.facts)
+    time = site_time(verdict.site, verdict.fp8_picks, verdict.facts)
     times = f"{time.planned_us:.1f} us with casts, bf16 {time.bf16_us:.1f} us ({time.speedup:.2f}x)"
     if verdict.requirement.min_speedup is None:
         return f"fastest FP8, no min_speedup asked: the site's FP8 passes take {times}; {error}"
@@ -103,8 +109,8 @@ def bf16_reason(verdict: Verdict) -> str:
     if not verdict.facts.timed:
         return "the product has no FLOPs"
     speedups = [(alone_us(verdict.site, verdict.pass_, c, verdict.facts).speedup, c) for c in affordable]
-    speedup, best = max(speedups, key=lambda item: (item[0], item[1].label))
-    if any(pick is not None for pick in verdict.picks):
+    speedup, best = min(speedups, key=lambda item: (-item[0], verdict.coarseness(item[1])))
+    if any(pick is not None for pick in verdict.fp8_picks):
         return f"the site is faster with this pass in bf16: best {best.label} alone {speedup:.2f}x"
     return f"{_speed_gate(verdict)}: best {best.label} alone {speedup:.2f}x"
 
@@ -117,7 +123,7 @@ def _speed_gate(verdict: Verdict) -> str:
 def _no_candidate(verdict: Verdict) -> str:
     """The fault that got furthest: an unmeasured kernel says more than one that cannot run."""
     faults = [c.fault for c in verdict.candidates]
-    for start in ("no measured", "its output was not vetted"):
+    for start in ("no measured", "its output was not vetted", "unverified: "):
         found = [fault for fault in faults if fault.startswith(start)]
         if found:
             return f"nothing to choose from: {found[0]}"

@@ -49,7 +49,7 @@ def rejected_of(verdict: Verdict) -> list[Rejected]:
 
 def predicted(final: list[tuple[Site, Picks]], facts: Facts, device_name: str) -> Predicted:
     """What the plan of these picks should save and cost, and what that rests on."""
-    switched = [c for _, picks in final for c in picks if c is not None]
+    switched = [c for _, picks in final for c in picks if c is not None and c.is_quantized]
     notes: list[str] = []
     saved_us: float | None = None
     if facts.timed:
