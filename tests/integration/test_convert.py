@@ -382,3 +382,13 @@ def test_convert_revert_undoes_no_more_than_the_plan() -> None:
     torch.nn.utils.parametrize.remove_parametrizations(last, "weight")
     revert(model)
     assert all(type(m) is nn.Linear for m in model.modules() if isinstance(m, nn.Linear))
+
+
+def test_convert_a_plan_with_a_bf16_kernel_of_a_gpu_is_plain_when_emulated() -> None:
+    """Nothing is cast, so its twin is what nn.Linear does: the sites stay untouched."""
+    model = Model()
+    plan = make_plan(model, everywhere("triton.bf16"), device=H200)
+    with pytest.raises(PlanMismatchError, match="the plan is for NVIDIA H200"):
+        apply_plan(model, plan)
+    apply_plan(model, plan, emulate=True)
+    assert planned_names(model) == []

@@ -13,8 +13,10 @@ from torch import nn
 
 from loka.artifacts.fingerprint import explain_difference, fingerprint
 from loka.artifacts.plan import Choice, Plan, SitePlan
+from loka.dispatch.warm_up import choice_problem, warm_up
 from loka.errors import PlanMismatchError, UsageError
 from loka.kernels import HIGH_PRECISION, Kernel, device_of, emulated_twin, kernel, usable
+from loka.kernels.gpu_casts import load_casts
 from loka.planned import (
     is_high_precision,
     is_planned,
@@ -24,7 +26,7 @@ from loka.planned import (
     why_not_revertible,
 )
 from loka.sites import why_not_plannable
-from loka.vocab import Device, GemmProblem, Pass, Site
+from loka.vocab import Device, Pass, Site
 
 __all__ = ["apply_plan", "revert"]
 
@@ -39,14 +41,16 @@ def apply_plan(
 
     Modules, Parameters, names and state_dict stay what they are, so an optimizer made before still works. A
     site whose three passes are bf16 stays the untouched nn.Linear. Everything is checked before anything is
-    changed. Weights on the meta device are taken to be meant for the plan's device.
+    changed. On a GPU every planned product is first run on zeros, so that no kernel compiles in a step.
+    Weights on the meta device are taken to be meant for the plan's device.
 
     Args:
         model: Not compiled, not planned yet.
         plan: As the planner or a file gives it.
         emulate: Replace every kernel by its emulated twin, to run a plan that was made for other hardware.
         sites: The model's sites as `find_sites` gives them; with them products that are not nn.Linears are
-            compared as well. Without, the plan is held against the names and shapes of the nn.Linears.
+            compared as well, and kernels compile for the M that they tell. Without, the plan is held against
+            the names and shapes of the nn.Linears, and 4,096 rows stand for an M that nothing tells.
 
     Returns:
         The same model.
@@ -66,6 +70,7 @@ def apply_plan(
     _check_machine([linears[site.name] for site in switched], plan, switched)
     for site in switched:
         routes_of(site)  # raises here, while nothing is changed
+    _compile_ahead(linears, switched, sites or ())
     for site in switched:
         swap_in(linears[site.name], site)
         _log.debug("%s: %s; ban a kernel with Requirement(deny=...)", site.name, _kernels_of(site))
@@ -187,11 +192,21 @@ def _unsupported(site: SitePlan, device: Device) -> list[str]:
     return lines
 
 
+def _compile_ahead(
+    linears: dict[str, nn.Linear], switched: Sequence[SitePlan], sites: Sequence[Site]
+) -> None:
+    """Compile what runs on a GPU, and load the casts before a compiler of the model traces one."""
+    on_gpu = [(linears[site.name], site) for site in switched if linears[site.name].weight.is_cuda]
+    if any(choice.spec_a.is_quantized for _, site in on_gpu for p in Pass for choice in site.choices(p)):
+        load_casts()
+    warm_up(on_gpu, rows={site.name: site.rows for site in sites})
+
+
 def _trouble(site: SitePlan, pass_: Pass, choice: Choice, rows: int, device: Device) -> str:
     chosen = kernel(choice.kernel)
     if chosen.name == HIGH_PRECISION:
         return ""
-    problem = _problem(site, pass_, choice, rows)
+    problem = choice_problem(site, pass_, choice, rows)
     support = usable(chosen, problem, device)
     if not support:
         return support.reason
@@ -199,20 +214,6 @@ def _trouble(site: SitePlan, pass_: Pass, choice: Choice, rows: int, device: Dev
     if takes != (choice.spec_a, choice.spec_b):
         return f"takes {takes[0]} * {takes[1]}, the plan casts {choice.spec_a} * {choice.spec_b}"
     return ""
-
-
-def _problem(site: SitePlan, pass_: Pass, choice: Choice, rows: int) -> GemmProblem:
-    """The product that a choice is asked for, with the formats of its specs."""
-    shape = GemmProblem.of_linear(pass_, rows=rows, out_features=site.n, in_features=site.k)
-    return GemmProblem(
-        m=shape.m,
-        n=shape.n,
-        k=shape.k,
-        pass_=pass_,
-        a_format=choice.spec_a.format,
-        b_format=choice.spec_b.format,
-        bias=site.bias and pass_ is Pass.FWD,
-    )
 
 
 def _runs_anywhere(chosen: Kernel) -> bool:
@@ -242,7 +243,7 @@ def _emulated(site: SitePlan) -> SitePlan:
 
 def _emulated_choice(site: SitePlan, pass_: Pass, choice: Choice) -> Choice:
     twin = emulated_twin(choice.kernel)
-    spec_a, spec_b = twin.operands(_problem(site, pass_, choice, rows=1))
+    spec_a, spec_b = twin.operands(choice_problem(site, pass_, choice, rows=1))
     return Choice(
         m_below=choice.m_below,
         kernel=twin.name,
