@@ -56,14 +56,14 @@ def straight_block_tiles(C: int) -> Iterator[Tile]:
         yield Tile(rows, 128, warps)
 
 
-def square_block_tiles(C: int) -> Iterator[Tile]:
-    for warps in (4, 8, 16):
-        yield Tile(128, 128, warps)
-
-
 def pairs_tiles(C: int) -> Iterator[Tile]:
-    for columns, warps in itertools.product((32, 64), (2, 4, 8)):
-        yield Tile(128, columns, warps)
+    for columns, piece, warps in itertools.product((32, 64, 128), (32, 64), (2, 4)):
+        yield Tile(piece, columns, warps)
+
+
+def whole_pairs_tiles(C: int) -> Iterator[Tile]:
+    for piece, warps in itertools.product((16, 32, 64), (2, 4, 8)):
+        yield Tile(piece, 128, warps)
 
 
 def main() -> None:
@@ -95,7 +95,7 @@ def main() -> None:
             "1x128 both",
             blockwise,
             "pairs_tile",
-            square_block_tiles,
+            whole_pairs_tiles,
             lambda x: cast_blockwise(x, 0, False, False, 16, 1, 16, 1),
         ),
         (
@@ -108,8 +108,8 @@ def main() -> None:
         (
             "128x128 both",
             blockwise,
-            "blockwise_tile",
-            square_block_tiles,
+            "pairs_tile",
+            whole_pairs_tiles,
             lambda x: cast_blockwise(x, 0, False, True, 16, 2, 16, 2),
         ),
     ]

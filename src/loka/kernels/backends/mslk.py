@@ -20,7 +20,7 @@ from loka.errors import UsageError
 from loka.kernels.base import BaseKernel
 from loka.kernels.libraries import library
 from loka.kernels.operands import linear_operands
-from loka.kernels.rules import mslk_rules
+from loka.kernels.rules import mslk_groupwise_rules, mslk_rules
 from loka.numerics import Quantized
 from loka.vocab import (
     Accumulation,
@@ -152,6 +152,12 @@ class MslkRowwise(_Mslk):
 @dataclass(frozen=True, slots=True)
 class MslkBlockwise(_Mslk):
     """`mslk.blockwise_1x128`: partial sums are promoted to fp32 after every block."""
+
+    def supports(self, problem: GemmProblem, device: Device) -> Support:
+        """See `loka.kernels.rules.mslk_groupwise_rules`."""
+        if problem.pass_ not in self.passes:
+            return Support.no(f"not defined for {problem.pass_}")
+        return mslk_groupwise_rules(problem, device)
 
     def operands(self, problem: GemmProblem) -> tuple[OperandSpec, OperandSpec]:
         """Both scales with rows contiguous, k padded to whole blocks."""

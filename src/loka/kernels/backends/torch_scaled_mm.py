@@ -99,7 +99,7 @@ class ScaledMM(BaseKernel):
         rowwise = self.granularity is Granularity.ROWWISE
         inside = bias_inside(bias, out_dtype)
         # On a CPU the product runs through ordinary operators, which autocast would round to bf16.
-        with torch.autocast(a.values.device.type, enabled=False):
+        with torch.autocast("cpu", enabled=False):
             out = torch._scaled_mm(
                 a.values,
                 b.values.t(),

@@ -4,7 +4,12 @@ A CPU enforces none of the GPU's rules, so a green CPU run proves nothing: the r
 """
 
 from loka.kernels.rules.checks import FNUZ
-from loka.kernels.rules.optional import deep_gemm_rules, mslk_rules, transformer_engine_mx_rules
+from loka.kernels.rules.optional import (
+    deep_gemm_rules,
+    mslk_groupwise_rules,
+    mslk_rules,
+    transformer_engine_mx_rules,
+)
 from loka.kernels.rules.torch_library import (
     block_scaled_mm_rules,
     emulated_rules,
@@ -19,6 +24,7 @@ __all__ = [
     "deep_gemm_rules",
     "emulated_rules",
     "fnuz_scaled_mm_rules",
+    "mslk_groupwise_rules",
     "mslk_rules",
     "mx_scaled_mm_rules",
     "scaled_mm_rules",

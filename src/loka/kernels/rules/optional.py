@@ -6,9 +6,9 @@ k is never checked: the cast pads it with zeros.
 from __future__ import annotations
 
 from loka.kernels.rules.checks import all_of, needs_arch, needs_divisible, needs_e4m3, needs_float8
-from loka.vocab import Device, GemmProblem, Support
+from loka.vocab import Device, GemmProblem, Pass, Support
 
-__all__ = ["deep_gemm_rules", "mslk_rules", "transformer_engine_mx_rules"]
+__all__ = ["deep_gemm_rules", "mslk_groupwise_rules", "mslk_rules", "transformer_engine_mx_rules"]
 
 _HOPPER = frozenset({(9, 0)})
 _BLACKWELL = frozenset({(10, 0)})
@@ -27,17 +27,32 @@ def mslk_rules(problem: GemmProblem, device: Device) -> Support:
     )
 
 
+def mslk_groupwise_rules(problem: GemmProblem, device: Device) -> Support:
+    """Whether MSLK's groupwise kernel can run the problem.
+
+    It does not check what its tiles of 128 can take: at other shapes on an H200 it ended in an illegal
+    instruction, which costs the process its CUDA context. So it is kept to whole tiles.
+    """
+    return all_of(
+        mslk_rules(problem, device),
+        needs_divisible("M", problem.m, 128),
+        needs_divisible("N", problem.n, 128),
+        needs_divisible("K", problem.k, 128),
+    )
+
+
 def deep_gemm_rules(problem: GemmProblem, device: Device) -> Support:
     """Whether DeepGEMM can run the problem on Hopper.
 
     Its bf16 kernel stops the device where N % 8 is not 0; its fp32 one needs rows of 16 bytes, N % 4. One
-    rule for both, so that a site's three passes agree.
+    rule for both, so that a site's three passes agree. The fp32 one failed on an H200 with m = 1 and 17.
     """
     return all_of(
         needs_float8(problem),
         needs_e4m3(problem),
         needs_arch(device, _HOPPER),
         needs_divisible("N", problem.n, 8),
+        needs_divisible("M", problem.m, 4) if problem.pass_ is Pass.WGRAD else Support.yes(),
     )
 
 

@@ -141,9 +141,9 @@ def cast_blockwise(
     of_t = _scales(x, C, padded_R, transposed_layout, square=square, wanted=transposed_pad > 0)
     # Scales padded to a multiple of 4 blocks reach past the values: the grid covers both.
     shape = (R, C, x.stride(0), padded_C, padded_R)
-    if transposed_pad and not square and padded_R % 16 == 0:
+    if transposed_pad and padded_R % 16 == 0:
         pairs = x.new_empty((C, padded_R // 2), dtype=torch.int16)
-        _launch_pairs(x, (straight, of_s, pairs, of_t), shape, format_, power_of_two)
+        _launch_pairs(x, (straight, of_s, pairs, of_t), shape, format_, power_of_two, square)
         transposed = pairs.view(float8)
     else:
         transposed = empty_like_output(x, (C, padded_R), float8, wanted=transposed_pad > 0)
@@ -155,10 +155,12 @@ _Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 _Shape = tuple[int, int, int, int, int]
 
 
-def _launch_pairs(x: Tensor, outputs: _Outputs, shape: _Shape, format_: int, power_of_two: bool) -> None:
+def _launch_pairs(
+    x: Tensor, outputs: _Outputs, shape: _Shape, format_: int, power_of_two: bool, square: bool
+) -> None:
     straight, of_s, pairs, of_t = outputs
     R, C, stride, padded_C, padded_R = shape
-    tile = pairs_tile(R, C, straight=straight.numel() > 0)
+    tile = pairs_tile(R, C, whole_blocks=square or straight.numel() > 0)
     tiles_r = max(triton.cdiv(padded_R, 128), of_t.shape[1])
     tiles_c = max(triton.cdiv(max(C, padded_C), tile.columns), of_s.shape[1])
     launcher(pairs_kernel)[(tiles_r * tiles_c,)](
@@ -172,7 +174,9 @@ def _launch_pairs(x: Tensor, outputs: _Outputs, shape: _Shape, format_: int, pow
         stride,
         padded_C,
         padded_R,
+        triton.cdiv(R, 128) if square else R,
         *of_s.stride(),
+        triton.cdiv(C, 128) if square else C,
         *of_t.stride(),
         triton.cdiv(padded_C, 128),
         triton.cdiv(padded_R, 128),
@@ -182,8 +186,10 @@ def _launch_pairs(x: Tensor, outputs: _Outputs, shape: _Shape, format_: int, pow
         MAX=FORMAT_MAX[format_],
         FORMAT=format_,
         POWER_OF_TWO=power_of_two,
+        SQUARE=square,
         STRAIGHT=straight.numel() > 0,
         HARDWARE=is_compiled(pairs_kernel),
+        PIECE=tile.rows,
         BC=tile.columns,
         num_warps=tile.warps,
     )

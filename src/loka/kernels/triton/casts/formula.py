@@ -2,9 +2,9 @@
 
 MAX is the format's largest value. FORMAT is 0 for E4M3 and 1 for E5M2.
 
-The kernels are bound by instructions as much as by memory, so that a check an element is dear. Two facts save
-it: x + 0 * x is x for a finite x and NaN for an infinity or NaN, and `max` ignores NaN. One fused multiply-add
-keeps what is not finite out of every amax and makes the NaN that E4M3 has for an infinity.
+The kernels are bound by instructions as much as by memory, so that a check an element is dear. Two facts
+save it: x + 0 * x is x for a finite x and NaN for an infinity or NaN, and `max` ignores NaN. One fused
+multiply-add keeps what is not finite out of every amax and makes the NaN that E4M3 has for an infinity.
 """
 
 # No `from __future__ import annotations` here: Triton reads the annotations of a kernel's arguments.
@@ -25,8 +25,8 @@ def finite_or_nan(x):
 def decode_scale(amax, MAX: tl.constexpr, POWER_OF_TWO: tl.constexpr):
     """RN(amax / MAX), rounded up to a power of two if asked, at least 2^-100; 1 where amax is 0 or NaN."""
     # RN(amax / MAX) without a division, whose rare branches every thread would carry: where c = RN(1 / MAX),
-    # one correction of amax * c by its exact remainder gives the correctly rounded quotient (Markstein, "IA-64
-    # and Elementary Functions", theorem 8.2). Quotients so small that it could fail lie below the floor.
+    # one correction of amax * c by its exact remainder gives the correctly rounded quotient (Markstein,
+    # "IA-64 and Elementary Functions"). Quotients so small that it could fail lie below the floor.
     quotient = amax * (1.0 / MAX)
     scale = tl.fma(tl.fma(quotient, -MAX, amax), 1.0 / MAX, quotient)
     if POWER_OF_TWO:

@@ -77,6 +77,6 @@ def blockwise_tile(R: int, C: int, *, square: bool, transposed: bool) -> Tile:
     return Tile(128, 128, 8) if square or transposed else Tile(16, 128, 1)
 
 
-def pairs_tile(R: int, C: int, *, straight: bool) -> Tile:
-    """128 rows, and 128 columns where 1x128 blocks along the rows are wanted as well."""
-    return Tile(128, 128 if straight else 64, 4)
+def pairs_tile(R: int, C: int, *, whole_blocks: bool) -> Tile:
+    """Pieces of a tile of 128 rows; 128 columns where blocks along the rows are wanted as well."""
+    return Tile(32, 128 if whole_blocks else 64, 4)
