@@ -15,9 +15,8 @@ from loka.errors import UsageError
 from loka.kernels import device_of
 from loka.numerics import cast_operand, decode, exact_product, sqnr_db
 from loka.probe.live import Captured, live_errors, row_sample, site_generator
-from loka.probe.timed import time_casts, time_products
 from loka.probe.trial import ERROR_FIELDS, trials_of
-from loka.vocab import Format, Granularity, Operand, OperandSpec, Pass, Site
+from loka.vocab import Format, Operand, Pass, Site
 
 B, K, N = 48, 32, 16
 
@@ -323,27 +322,6 @@ def test_row_samples_are_reproducible_and_bounded() -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert len(first.unique()) == 1024
-
-
-def test_timed_tables_cover_every_real_kernel_and_cast_pair() -> None:
-    """On the CPU's own kernels: which rows exist, not how long they took."""
-    here, where = device_of("cpu"), torch.device("cpu")
-    sites = [Site("s", "linear", 32, 48, True, 16), Site("t", "linear", 1, 32, True, 16)]
-    before = torch.get_rng_state()
-    products, notes = time_products(sites, here, where, on_shape=lambda _: None)
-    assert notes == []
-    assert all(products.vetted)
-    timed = set(zip(products.m, products.n, products.k, products.kernel, strict=True))
-    assert (16, 32, 48, "torch.rowwise") in timed
-    assert (16, 32, 48, "high_precision.bf16") in timed
-    assert not any("emulated" in name for name in products.kernel)
-    dtypes = dict.fromkeys(Operand, torch.float32)
-    casts = time_casts(sites, here, where, dtypes=dtypes, on_shape=lambda _: None)
-    assert torch.equal(torch.get_rng_state(), before)  # a training that goes on draws as if untimed
-    sets = {(r, c, tuple(s)) for r, c, s in zip(casts.rows, casts.columns, casts.specs, strict=True)}
-    upright = OperandSpec.of(Format.E4M3, Granularity.TENSORWISE, pad=16)
-    assert (16, 48, (upright,)) in sets
-    assert (16, 48, (upright, upright.with_transposed(True))) in sets
 
 
 def test_two_probes_in_one_loop_leave_torch_as_it_was() -> None:

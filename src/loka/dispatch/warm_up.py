@@ -50,7 +50,7 @@ def choice_problem(
 
 
 def row_counts(site: SitePlan, seen: int = 0) -> list[int]:
-    """An M for each range of M in which the site runs the same kernels: the one that was seen, where there is one.
+    """An M for each range in which the site runs the same kernels; the M that was seen, in its range.
 
     Args:
         site: Its bounds make the ranges.

@@ -17,7 +17,8 @@ from loka.probe.error_log import ErrorLog
 from loka.probe.live import LIVE_ROWS, Captured, live_errors, site_generator
 from loka.probe.observer import SiteObservation
 from loka.probe.sampler import draw_rows
-from loka.probe.timed import time_casts, time_products
+from loka.probe.timed_casts import time_casts
+from loka.probe.timed_products import time_products
 from loka.probe.trial import Trial
 from loka.vocab import Device, Granularity, Operand, Site
 
@@ -62,9 +63,11 @@ def build_profile(
     notes: list[str] = []
     products, casts = ProductTable(), CastTable()
     if timed:
-        products, notes = time_products(plannable, device, where, on_shape=_tell)
-        casts = time_casts(plannable, device, where, dtypes=_arrival_dtypes(), on_shape=_tell)
-        notes.append("casts are timed as eager torch operators")
+        dtypes = _arrival_dtypes()
+        products, notes = time_products(plannable, device, where, dtypes=dtypes, on_shape=_tell)
+        casts, failed = time_casts(plannable, device, where, dtypes=dtypes, on_shape=_tell)
+        notes += failed
+        notes.append("casts are timed as LoKA's own kernels, each tensor read from memory")
     return Profile(
         model=fingerprint(sites, sum(p.numel() for p in model.parameters())),
         device=device,

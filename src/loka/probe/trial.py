@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from loka.kernels import KERNELS, Kernel, cast, usable
+from loka.kernels import HIGH_PRECISION, KERNELS, Kernel, cast, emulated_twin, usable
 from loka.numerics import (
     Quantized,
     cast_loss,
@@ -70,7 +70,9 @@ def trials_of(site: Site, device: Device) -> list[Trial]:
     """Every usable recipe of every pass of a site, each once.
 
     On a GPU a real kernel stands for the recipe where one runs, so that its own accumulation is measured;
-    on a CPU the emulated one does (same numbers, faster there).
+    on a CPU the emulated one does (same numbers, faster there). The emulated twin stands for a kernel that
+    nobody has run yet: a training loop is no place to find out what it does. What bf16 itself costs is
+    measured once, by the product as PyTorch runs it.
     """
     found: dict[tuple[Pass, str, str, str], Trial] = {}
     for pass_ in Pass:
@@ -83,9 +85,13 @@ def trials_of(site: Site, device: Device) -> list[Trial]:
                 grad_format=grad_format,
             )
             for kernel in _by_preference(device):
+                spec_a, spec_b = kernel.operands(problem)
+                if not spec_a.is_quantized and kernel.name != HIGH_PRECISION:
+                    continue
                 if not usable(kernel, problem, device):
                     continue
-                trial = Trial(pass_, *kernel.operands(problem), kernel)
+                runs = kernel if kernel.verified else emulated_twin(kernel.name)
+                trial = Trial(pass_, spec_a, spec_b, runs)
                 found.setdefault(trial.key, trial)
     return list(found.values())
 

@@ -1,0 +1,175 @@
+"""Times of every product that a plan could use, on the GPU in hand, each shape once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from loka.artifacts.profile import ProductTable
+from loka.kernels import HIGH_PRECISION, Kernel, cast
+from loka.kernels.vetting import Vetting
+from loka.numerics import Quantized, format_of, torch_dtype
+from loka.probe.timed_problems import timed_kernels, timed_problems
+from loka.timing import Timing, attempt, measure_or_reason
+from loka.vocab import Device, Format, GemmProblem, Operand, OperandSpec, Site, Support, shape_class
+
+__all__ = ["time_products"]
+
+_ROUNDS = 20
+# Three times slower than the fastest after three rounds is no candidate; going on would only cost time.
+_DROP_SLOWER_THAN = 3.0
+
+
+def time_products(
+    sites: Sequence[Site],
+    device: Device,
+    where: torch.device,
+    *,
+    dtypes: Mapping[Operand, torch.dtype],
+    on_shape: Callable[[str], None],
+) -> tuple[ProductTable, list[str]]:
+    """Vet and time every real kernel on every (shape, pass), operands ready.
+
+    Results come as training wants them: a weight's gradient in the weight's own dtype, the others in bf16.
+    Only the E4M3 form is timed: E5M2 runs on the same units at the same rate. A kernel that is wrong in the
+    class of a shape is timed all the same, marked as not vetted; one that fails is left out.
+
+    Args:
+        sites: Where the products are.
+        device: Named in the table.
+        where: Runs there.
+        dtypes: The dtype of each operand as training holds it.
+        on_shape: Told what is being timed.
+
+    Returns:
+        The table, and a note for each kernel that failed its vetting, or to run, in a class of shapes.
+
+    Raises:
+        DeviceLostError: where a kernel leaves the GPU unusable.
+    """
+    table, notes = ProductTable(), _Notes()
+    vetting = Vetting()
+    for problem in timed_problems(sites, weight_dtype=format_of(dtypes[Operand.WEIGHT])):
+        if problem.a_format is Format.E5M2:
+            continue
+        on_shape(f"{problem.pass_} {problem.key}")
+        kernels = {kernel.name: kernel for kernel in timed_kernels(problem, device)}
+        operands = _Operands(problem, where)
+        vetted: dict[str, bool] = {}
+        calls: dict[str, Callable[[], object]] = {}
+        for kernel in kernels.values():
+            support, failure = _vetted(vetting, kernel, problem, where)
+            if failure:
+                notes.add(kernel, problem, "failed", failure)
+                continue
+            if not support:
+                notes.add(kernel, problem, "failed vetting", support.reason)
+            ready = functools.partial(_product_call, operands, kernel)
+            call, failure = attempt(kernel.name, ready, where=where)
+            if call is None:
+                notes.add(kernel, problem, "failed", failure)
+                continue
+            vetted[kernel.name] = bool(support)
+            calls[kernel.name] = call
+        measured = measure_or_reason(
+            calls,
+            device=where,
+            rounds=_ROUNDS,
+            drop_slower_than=_DROP_SLOWER_THAN,
+            keep=(HIGH_PRECISION,),
+        )
+        for name, timing in measured.timings.items():
+            _add_product(table, device, problem, name, timing, vetted[name])
+        for name, reason in measured.reasons.items():
+            if name not in measured.timings:  # one that was too slow has a time, and no need of more samples
+                notes.add(kernels[name], problem, "failed", reason)
+    return table, notes.texts
+
+
+class _Notes:
+    """A note for each kernel and class of shapes, however many shapes of the class there are."""
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[str, str, str], str] = {}
+
+    def add(self, kernel: Kernel, problem: GemmProblem, what: str, reason: str) -> None:
+        """Keep the first of its class."""
+        text = f"{kernel.name} {what} at {problem.pass_} {problem.key}: {reason}"
+        self._texts.setdefault((kernel.name, shape_class(problem), what), text)
+
+    @property
+    def texts(self) -> list[str]:
+        """In the order in which they were added."""
+        return list(self._texts.values())
+
+
+def _vetted(
+    vetting: Vetting, kernel: Kernel, problem: GemmProblem, where: torch.device
+) -> tuple[Support, str]:
+    """What vetting says of the kernel, and why it cannot be run at all; empty where it can.
+
+    A weight's gradient is vetted as bf16 and, besides, as fp32: a kernel that rounds to 16 bits inside does
+    no more than bf16 autocast does.
+    """
+    support = Support.yes()
+    if kernel.name != HIGH_PRECISION:
+        narrow = replace(problem, out_dtype=Format.BF16)
+        examined = functools.partial(vetting.vetted, kernel, narrow, where)
+        verdict, failure = attempt(kernel.name, examined, where=where)
+        if verdict is None:
+            return support, failure
+        support = verdict.support
+    # The class may have been vetted on another of its shapes, so this one may still have to compile.
+    return support, attempt(kernel.name, functools.partial(kernel.warm_up, problem, where), where=where)[1]
+
+
+class _Operands:
+    """The operands of one problem, each spec cast once for all the kernels that take it."""
+
+    def __init__(self, problem: GemmProblem, where: torch.device) -> None:
+        self.problem = problem
+        self._where = where
+        self._made: dict[tuple[int, OperandSpec], Quantized] = {}
+
+    def of(self, kernel: Kernel) -> tuple[Quantized, Quantized]:
+        """A and B as the kernel takes them."""
+        spec_a, spec_b = kernel.operands(self.problem)
+        return self._one(self.problem.m, 0, spec_a), self._one(self.problem.n, 1, spec_b)
+
+    def _one(self, rows: int, side: int, spec: OperandSpec) -> Quantized:
+        if (side, spec) not in self._made:
+            generator = torch.Generator(device=self._where).manual_seed(side)
+            self._made[side, spec] = cast(_operand(rows, self.problem.k, spec, generator), (spec,))[0]
+        return self._made[side, spec]
+
+
+def _product_call(operands: _Operands, kernel: Kernel) -> Callable[[], object]:
+    a, b = operands.of(kernel)
+    out_dtype = torch_dtype(operands.problem.out_dtype)
+    return lambda: kernel.matmul(a, b, out_dtype=out_dtype)
+
+
+def _operand(rows: int, k: int, spec: OperandSpec, generator: torch.Generator) -> Tensor:
+    """The tensor that autograd would hold: its transpose where the spec says so."""
+    shape = (k, rows) if spec.transposed else (rows, k)
+    return torch.randn(shape, generator=generator, device=generator.device, dtype=torch.bfloat16)
+
+
+def _add_product(
+    table: ProductTable, device: Device, problem: GemmProblem, name: str, timing: Timing, vetted: bool
+) -> None:
+    table.device.append(device.name)
+    table.m.append(problem.m)
+    table.n.append(problem.n)
+    table.k.append(problem.k)
+    table.pass_.append(problem.pass_)
+    table.out_dtype.append(problem.out_dtype)
+    table.kernel.append(name)
+    table.p10_us.append(timing.quantile(0.1))
+    table.p50_us.append(timing.p50_us)
+    table.p90_us.append(timing.quantile(0.9))
+    table.vetted.append(vetted)
