@@ -1,4 +1,4 @@
-"""Every kernel on a GPU: errors against FP64, odd shapes; `supports` never says yes to what raises."""
+"""The oracle's casts on a GPU, and every kernel once: `usable` never says yes to what raises."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from loka.kernels import KERNELS, cast, device_of, kernel, vet
-from loka.numerics import cast_operand, product_of_operands
+from loka.kernels import KERNELS, cast, device_of, kernel, usable
+from loka.numerics import cast_operand, format_of, product_of_operands
 from loka.vocab import Device, Format, GemmProblem, Granularity, OperandSpec, Pass, ScaleRounding
 
 pytestmark = [
@@ -19,8 +19,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
 ]
 
-SHAPES = [(1, 16, 16), (17, 32, 64), (64, 256, 320), (128, 48, 13), (512, 512, 3456), (300, 1024, 479)]
-REAL = [k.name for k in KERNELS.values() if not k.emulated]
+# Libraries' and LoKA's own products have files of their own with many shapes; here every kernel runs once
+# at one shape off the tiles. Triton's are left to theirs: each would compile anew.
+SHAPE = (300, 144, 479)
+REAL = [k.name for k in KERNELS.values() if not k.emulated and not k.name.startswith("triton.")]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,8 @@ def device() -> Device:
 
 
 def rows(m: int, k: int, seed: int) -> torch.Tensor:
-    return torch.randn(m, k, generator=torch.Generator().manual_seed(seed)).cuda()
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    return torch.randn(m, k, generator=generator, device="cuda")
 
 
 @pytest.mark.parametrize("format_", [Format.E4M3, Format.E5M2])
@@ -54,28 +57,27 @@ def test_casts_are_bit_equal_to_those_of_a_cpu(
 
 
 def test_compiled_casts_are_bit_equal_to_eager_ones() -> None:
-    x = torch.randn(300, 512, generator=torch.Generator().manual_seed(0)).cuda()
-    for granularity in (Granularity.TENSORWISE, Granularity.ROWWISE, Granularity.BLOCKWISE_1X128):
-        spec = OperandSpec.of(Format.E4M3, granularity)
-        compiled = torch.compile(lambda t, spec=spec: cast_operand(t, spec)[:2], fullgraph=True)
-        values, scale = compiled(x)
+    x = rows(300, 512, 0)
+    specs = [
+        OperandSpec.of(Format.E4M3, granularity)
+        for granularity in (Granularity.TENSORWISE, Granularity.ROWWISE, Granularity.BLOCKWISE_1X128)
+    ]
+    compiled = torch.compile(lambda t: [cast_operand(t, spec)[:2] for spec in specs], fullgraph=True)
+    for (values, scale), spec in zip(compiled(x), specs, strict=True):
         want = cast_operand(x, spec)
         assert torch.equal(scale, want.scale)
         assert torch.equal(values.view(torch.uint8), want.values.view(torch.uint8))
 
 
 @pytest.mark.parametrize("name", REAL)
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("pass_", list(Pass))
-def test_products_against_fp64_of_the_same_operands(
-    name: str, shape: tuple[int, int, int], pass_: Pass, device: Device
-) -> None:
-    m, n, k = shape
+def test_products_against_fp64_of_the_same_operands(name: str, pass_: Pass, device: Device) -> None:
+    m, n, k = SHAPE
+    chosen = kernel(name)
     grads = [Format.E4M3] if pass_ is Pass.FWD else [Format.E4M3, Format.E5M2]
     for grad, out_dtype in itertools.product(grads, (torch.bfloat16, torch.float32)):
-        problem = GemmProblem(m, n, k, pass_, grad, Format.E4M3)
-        chosen = kernel(name)
-        if not chosen.supports(problem, device):
+        problem = GemmProblem(m, n, k, pass_, grad, Format.E4M3, format_of(out_dtype))
+        if not usable(chosen, problem, device):
             continue
         spec_a, spec_b = chosen.operands(problem)
         a = cast(rows(m, k, 1), (spec_a.with_transposed(False),))[0]
@@ -89,27 +91,18 @@ def test_products_against_fp64_of_the_same_operands(
             assert out.shape == (m, n)
             assert out.dtype == out_dtype
             worst = ((out.double() - want).norm(dim=1) / want.norm(dim=1)).max()
-            # bf16 rounds to 2^-9; fast accumulation adds up to about 1e-3 at these k on data of both signs.
+            # bf16 rounds to 2^-9; fast accumulation adds up to about 1e-3 at this k on data of both signs.
             assert worst < 8e-3
-
-
-@pytest.mark.parametrize("name", [n for n in REAL if n != "high_precision.bf16"])
-def test_vetting_passes_where_the_kernel_claims_support(name: str, device: Device) -> None:
-    for m, n, k in SHAPES:
-        for pass_ in Pass:
-            problem = GemmProblem(m, n, k, pass_)
-            if kernel(name).supports(problem, device):
-                verdict = vet(kernel(name), problem, "cuda")
-                assert verdict, (name, problem, verdict.reason)
 
 
 def test_fast_accumulation_is_biased_on_data_of_one_sign(device: Device) -> None:
     """Published for this hardware: 9 % at k = 16,384 for fast sums of positive data, 6e-4 for exact ones."""
-    x = torch.rand(256, 16384, generator=torch.Generator().manual_seed(0)).cuda()
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    x = torch.rand(256, 16384, generator=generator, device="cuda")
     problem = GemmProblem(256, 256, 16384)
     error = {}
     for name in ("torch.tensorwise", "torch.tensorwise.fast"):
-        if not kernel(name).supports(problem, device):
+        if not usable(kernel(name), problem, device):
             pytest.skip("no tensorwise kernel here")
         a = cast(x, (kernel(name).operands(problem)[0],))[0]
         ref = product_of_operands(a, a, dtype=torch.float64)

@@ -272,8 +272,8 @@ def test_doctor_with_a_model_begins_with_the_ceiling() -> None:
 
 
 def test_doctor_vets(monkeypatch: pytest.MonkeyPatch) -> None:
-    from loka.cli import doctor_view
-    from loka.vocab import Support
+    from loka.cli import doctor_vet
+    from loka.kernels.vetting import Verdict
 
     done = loka("doctor", "--vet", "--json", "--device", "cpu")
     assert done.code == 0
@@ -285,7 +285,7 @@ def test_doctor_vets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {v["kernel"] for v in done.json["vetting"]} == {
         k["kernel"] for k in kernels if k["ok"] and k["kernel"] != "high_precision.bf16"
     }
-    monkeypatch.setattr(doctor_view, "vet_kernel", lambda *_: Support.no("worst row is off by 2"))
+    monkeypatch.setattr(doctor_vet, "examine", lambda *_: Verdict(False, "worst row is off by 2"))
     done = loka("doctor", "--vet", "--device", "cpu")
     assert done.code == 1
     assert "checks of kernels failed" in done.err

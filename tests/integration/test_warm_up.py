@@ -96,16 +96,13 @@ def test_each_shape_is_run_once_forward_and_backward(monkeypatch: pytest.MonkeyP
     for layer, old in zip(layers, before, strict=True):
         assert all(torch.equal(t, old[name]) for name, t in layer.state_dict().items())
         assert all(p.grad is None and p.requires_grad for p in layer.parameters())
-    # Activations arrive in bf16 and in fp32; b is like a; c's upper range is bf16 alone.
-    of_a = [("emulated.rowwise", 24, torch.bfloat16), ("emulated.rowwise", N, torch.float32)]
-    assert [p for p in seen.products if p[0] == "emulated.rowwise"] == [
-        of_a[0],
-        of_a[0],  # fwd, and dgrad to a bf16 input
-        of_a[1],  # wgrad to the fp32 weight
-        of_a[0],
-        ("emulated.rowwise", 24, torch.float32),  # dgrad to an fp32 input
-        of_a[1],
-    ]
+    # b is like a; c's upper range is bf16 alone. Activations arrive in bf16 and in fp32; each time with all
+    # gradients, with the weight's alone, and with none.
+    fwd, wgrad = ("emulated.rowwise", 24, torch.bfloat16), ("emulated.rowwise", N, torch.float32)
+    want = []
+    for arrives in (torch.bfloat16, torch.float32):
+        want += [fwd, ("emulated.rowwise", 24, arrives), wgrad, fwd, wgrad, fwd]
+    assert [p for p in seen.products if p[0] == "emulated.rowwise"] == want
     assert {rows for name, rows, _ in seen.products if name == "emulated.tensorwise"} == {15, N}
     problems = [problem for name, problem in seen.warmed if name == "emulated.rowwise"]
     assert problems == [

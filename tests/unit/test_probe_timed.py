@@ -89,7 +89,7 @@ def test_a_class_of_shapes_is_vetted_once_and_every_shape_warmed_up(monkeypatch:
     rows = (18, 20, 22)
     table, notes = products([Site(f"s{m}", "linear", 32, 48, False, m) for m in rows])
     assert notes == []
-    # What PyTorch does by itself is not examined; another kernel that casts nothing is.
+    # What PyTorch does by itself is not examined; every other kernel is.
     assert sorted(examined) == sorted(itertools.product(["torch.rowwise", "triton.bf16"], Pass))
     sizes = {(p.pass_, p.m, p.n, p.k) for p in WARMED}
     assert {(Pass.FWD, m, 32, 48) for m in rows} <= sizes

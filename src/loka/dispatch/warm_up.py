@@ -7,9 +7,9 @@ site is therefore run once on zeros, forward and backward, before the plan is pu
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 from torch import nn
@@ -33,6 +33,9 @@ _ARRIVALS = {
     torch.bfloat16: (torch.bfloat16,),
     torch.float16: (torch.float16,),
 }
+
+# Of input and weight: in a tower, in its first layer, in evaluation. Which casts share a read depends on it.
+_NEEDS_GRAD = ((True, True), (False, True), (False, False))
 
 
 def choice_problem(
@@ -58,7 +61,7 @@ def row_counts(site: SitePlan, seen: int = 0) -> list[int]:
     """
     bounds = {c.m_below for pass_ in Pass for c in site.choices(pass_) if c.m_below is not None}
     counts = []
-    for low, high in pairwise([1, *sorted(bounds), None]):
+    for low, high in itertools.pairwise([1, *sorted(bounds), None]):
         if low is None or low == high:  # nothing lies below a first bound of 1
             continue
         if seen >= low and (high is None or seen < high):
@@ -112,20 +115,23 @@ def _failures(module: nn.Linear, site: SitePlan, rows: int) -> list[str]:
         _, reason = attempt(choice.kernel, call, where=where)
         if reason:
             return [f"{site.name} {pass_}  {choice.kernel}  {reason}"]
-    for arrives in _ARRIVALS.get(module.weight.dtype, ()):
-        _, reason = attempt(site.name, functools.partial(_rehearse, module, site, rows, arrives), where=where)
+    for arrives, needs_grad in itertools.product(_ARRIVALS.get(module.weight.dtype, ()), _NEEDS_GRAD):
+        call = functools.partial(_rehearse, module, site, rows, arrives, needs_grad)
+        _, reason = attempt(site.name, call, where=where)
         if reason:
             return [f"{site.name} at M={rows}  {reason}"]
     return []
 
 
-def _rehearse(module: nn.Linear, site: SitePlan, rows: int, arrives: torch.dtype) -> None:
+def _rehearse(
+    module: nn.Linear, site: SitePlan, rows: int, arrives: torch.dtype, needs_grad: tuple[bool, bool]
+) -> None:
     """Forward and backward on zeros, as training under bf16 autocast does them: casts compile here too."""
     weight = module.weight.detach()
     compute = torch.bfloat16 if weight.dtype is torch.float32 else weight.dtype
     with torch.enable_grad():
-        x = torch.zeros(rows, site.k, dtype=arrives, device=weight.device, requires_grad=True)
-        w = weight.requires_grad_()
+        x = torch.zeros(rows, site.k, dtype=arrives, device=weight.device, requires_grad=needs_grad[0])
+        w = weight.requires_grad_(needs_grad[1])
         y = planned_product(
             x,
             w,
@@ -133,4 +139,5 @@ def _rehearse(module: nn.Linear, site: SitePlan, rows: int, arrives: torch.dtype
             routes=routes_of(site).for_rows(rows),
             compute_dtype=compute,
         )
-        torch.autograd.grad(y, (x, w), torch.zeros_like(y))
+        if any(needs_grad):
+            torch.autograd.grad(y, [t for t in (x, w) if t.requires_grad], torch.zeros_like(y))
