@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from loka.artifacts import describe_environment, write_benchmark
 from loka.bench.journal import Journal, held_journal
+from loka.bench.prepare import prepare
 from loka.bench.record import GemmResult, partial_path, result_of, take_record
 from loka.bench.results import PairResult
 from loka.bench.settings import GemmBench
@@ -33,6 +35,7 @@ def bench_gemm(
     resume: bool = False,
     overwrite: bool = False,
     commit: str | None = None,
+    workers: int = 0,
     on_pair: OnPair | None = None,
 ) -> GemmResult:
     """Measure every pair.
@@ -44,6 +47,8 @@ def bench_gemm(
             same run is read and returned.
         overwrite: Delete an unfinished run and replace a record of an earlier one.
         commit: Of the code, where the checkout does not say.
+        workers: Processes that compile and vet beside each other first; 0 does it in this process, pair by
+            pair.
         on_pair: Told how many pairs are done, of how many, and the last one (None before the first).
 
     Raises:
@@ -64,12 +69,20 @@ def bench_gemm(
             return done
     timer = PairTimer(where, settings.chosen(), settings.rounds)
     with _journal(record, identity) as journal:
+        if workers:
+            begun = time.monotonic()
+            timer.verdicts = prepare(settings, workers=workers, left_out=_lost(settings, journal))
+            timer.seconds["preparing"] = time.monotonic() - begun
         results = _run(settings, timer, journal, on_pair)
         result = result_of(settings, results, identity=identity, seconds=timer.seconds, overhead_us=overhead)
         if record is not None and journal is not None:
             write_benchmark(record, result.metrics, result.details, environment=environment)
             journal.path.unlink(missing_ok=True)
     return result
+
+
+def _lost(settings: GemmBench, journal: Journal | None) -> Mapping[str, Mapping[str, str]]:
+    return {} if journal is None else {pair.key: journal.left_out(pair.key) for pair in settings.pairs}
 
 
 def _journal(

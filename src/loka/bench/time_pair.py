@@ -41,6 +41,7 @@ class PairTimer:
         kernels: What may be timed; `high_precision.bf16` is among them.
         rounds: Samples of each total; half as many of each part.
         vetting: Each kernel once a shape class.
+        verdicts: What `loka.bench.prepare` found before; such a kernel is not vetted again.
         seconds: Time spent, by what it was spent on.
     """
 
@@ -48,6 +49,7 @@ class PairTimer:
     kernels: Sequence[Kernel]
     rounds: int
     vetting: Vetting = field(default_factory=Vetting)
+    verdicts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: {"vetting": 0.0, "timing": 0.0})
 
     def run(self, pair: Pair, *, left_out: Mapping[str, str]) -> PairResult:
@@ -64,7 +66,8 @@ class PairTimer:
         answers = [(kernel, usable(kernel, problem, device)) for kernel in self.kernels]
         able = [kernel for kernel, support in answers if support]
         with self._counted("vetting"):
-            unfit = {k.name: left_out.get(k.name) or self._why_unfit(k, problem) for k in able}
+            known = {**self.verdicts.get(pair.key, {}), **left_out}
+            unfit = {k.name: known[k.name] if k.name in known else self._why_unfit(k, problem) for k in able}
         unfit = {name: reason for name, reason in unfit.items() if reason}
         with self._counted("timing"):
             times = self._times(pair, [k for k in able if k.name not in unfit])
@@ -74,6 +77,23 @@ class PairTimer:
         return assembled(
             pair, able, times, unfit=unfit, refused=refused, rounds=self.rounds, peak=peak_of(device.name)
         )
+
+    def try_once(self, pair: Pair, kernel: Kernel) -> str:
+        """Vet the kernel and run all that will be timed of it once, which compiles it; why it cannot be.
+
+        Raises:
+            DeviceLostError: where it leaves the device unusable.
+        """
+        unfit = self._why_unfit(kernel, pair.problem)
+        if unfit:
+            return unfit
+
+        def run() -> None:
+            _work(pair, self.where).total(kernel)()
+            if self.where.type == "cuda":
+                torch.cuda.synchronize(self.where)
+
+        return attempt(kernel.name, run, where=self.where)[1]
 
     @contextlib.contextmanager
     def _counted(self, what: str) -> Iterator[None]:

@@ -107,6 +107,14 @@ def gemm(
         str | None,
         typer.Option(metavar="cpu|cuda", help="Where; a GPU where torch sees one.", show_default=False),
     ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Compile and vet in N processes first, which also outlive a kernel that kills one.",
+        ),
+    ] = 0,
     json: JsonFlag = False,
 ) -> None:
     """Time every usable kernel at every shape and pass: casts of both operands, product and bias.
@@ -139,6 +147,7 @@ def gemm(
             record=record.out,
             resume=record.resume,
             overwrite=record.overwrite,
+            workers=workers,
             on_pair=progress.update,
         )
     if json:

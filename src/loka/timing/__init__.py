@@ -1,7 +1,7 @@
 """The clock and the roofline."""
 
 from loka.timing.clock import Measured, clock_overhead_us, measure, measure_or_reason
-from loka.timing.failures import DeviceLostError, attempt
+from loka.timing.failures import DeviceLostError, attempt, check_device
 from loka.timing.roofline import PEAKS, Peak, bound_us, fraction_of_roofline, peak_of
 from loka.timing.samples import Ratio, Timing, paired_ratio
 
@@ -13,6 +13,7 @@ __all__ = [
     "Ratio",
     "Timing",
     "attempt",
+    "check_device",
     "bound_us",
     "clock_overhead_us",
     "fraction_of_roofline",

@@ -10,7 +10,7 @@ import torch
 
 from loka.errors import LokaError
 
-__all__ = ["DeviceLostError", "attempt", "failures"]
+__all__ = ["DeviceLostError", "attempt", "check_device", "failures"]
 
 T = TypeVar("T")
 _LONGEST = 300
@@ -71,16 +71,33 @@ def attempt(name: str, call: Callable[[], T], *, where: torch.device) -> tuple[T
         result = call()
         if where.type == "cuda":
             torch.cuda.synchronize(where)
+    except DeviceLostError:
+        raise
     except failures() as error:
         reason = _one_line(error)
     else:
         return result, ""
-    if where.type == "cuda":
-        try:
-            torch.cuda.synchronize(where)
-        except RuntimeError as error:
-            raise DeviceLostError(name, reason) from error
+    check_device(where, culprit=name, reason=reason)
     return None, reason
+
+
+def check_device(where: torch.device, *, culprit: str, reason: str) -> None:
+    """Find out whether the device still answers after a failure.
+
+    Args:
+        where: The device; a CPU always answers.
+        culprit: Whose failure it was.
+        reason: What it said.
+
+    Raises:
+        DeviceLostError: where it does not.
+    """
+    if where.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(where)
+    except RuntimeError as error:
+        raise DeviceLostError(culprit, reason) from error
 
 
 def _one_line(error: Exception) -> str:

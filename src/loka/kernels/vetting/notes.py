@@ -13,6 +13,7 @@ from loka.kernels.vetting.operands import PlacedOperand
 from loka.kernels.vetting.poison import poison_free_memory
 from loka.kernels.vetting.verdict import Trial, Verdict
 from loka.numerics import torch_dtype
+from loka.timing import DeviceLostError, check_device
 from loka.vocab import GemmProblem
 
 __all__ = ["LARGE", "Notes", "output_of"]
@@ -52,13 +53,20 @@ class Notes:
     fp32_error: float | None = None
 
     def runs(self, trial: Trial, call: Callable[[], object]) -> bool:
-        """Whether the call returns; what it raises is a finding."""
+        """Whether the call returns; what it raises is a finding.
+
+        Raises:
+            DeviceLostError: where the GPU answers nothing any more.
+        """
         try:
             call()
+        except DeviceLostError:
+            raise  # nothing more can be found out in this process
         # What torch, Triton and the libraries raise for arguments and launches that they refuse.
         except (RuntimeError, ValueError, TypeError) as error:
             first = (str(error).strip().splitlines() or [""])[0]
             self.wrong.append((trial, f"raised {type(error).__name__}: {first[:200]}"))
+            check_device(self.where, culprit=self.kernel.name, reason=first[:200])
             return False
         return True
 
