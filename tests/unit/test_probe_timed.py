@@ -17,9 +17,10 @@ from loka.kernels import KERNELS, Kernel, device_of, kernel
 from loka.kernels.backends.high_precision import HighPrecision
 from loka.kernels.vetting import cache
 from loka.probe import timed_casts, timed_problems
+from loka.probe.live import Captured, live_errors, site_generator
 from loka.probe.timed_casts import time_casts
 from loka.probe.timed_products import time_products
-from loka.probe.trial import trials_of
+from loka.probe.trial import Trial, trials_of
 from loka.vocab import Device, Format, GemmProblem, Granularity, Operand, OperandSpec, Pass, Site, Support
 
 HERE, WHERE = device_of("cpu"), torch.device("cpu")
@@ -215,3 +216,28 @@ def test_bf16_is_tried_once() -> None:
     trials = trials_of(SITES[0], h200)
     plain = [(t.pass_, t.kernel.name) for t in trials if not t.spec_a.is_quantized]
     assert plain == [(p, "high_precision.bf16") for p in Pass]
+
+
+def test_a_kernel_is_not_run_on_a_sample_that_its_rules_forbid() -> None:
+    """A last batch of fewer rows: some kernels end the process at shapes that they do not take."""
+    asked: list[GemmProblem] = []
+
+    class Picky(Double):
+        def supports(self, problem: GemmProblem, device: Device) -> Support:
+            asked.append(problem)
+            good = problem.m % 16 == 0
+            return Support.yes() if good else Support.no(f"needs M % 16 == 0, got M={problem.m}")
+
+        def matmul(self, a: Any, b: Any, *, out_dtype: torch.dtype, bias: Any = None) -> Any:
+            assert a.values.shape[0] % 16 == 0
+            return Double.matmul(self, a, b, out_dtype=out_dtype, bias=bias)
+
+    kernel_ = Picky("torch.rowwise")
+    spec_a, spec_b = kernel_.operands(GemmProblem(32, 24, 48))
+    trial = Trial(Pass.FWD, spec_a, spec_b, kernel_)
+    x, w = (torch.randn(r, 48, generator=torch.Generator().manual_seed(r)) for r in (32, 24))
+    whole = live_errors(Captured(x, w, x.abs().amax()), [trial], site_generator(0, "s", "t"))
+    last = live_errors(Captured(x[:17], w, x.abs().amax()), [trial], site_generator(0, "s", "t"))
+    assert bool(whole.isfinite().all())
+    assert bool(last.isnan().all())
+    assert [(p.m, p.n, p.k, p.pass_) for p in asked] == [(32, 24, 48, Pass.FWD), (17, 24, 48, Pass.FWD)]

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from loka.kernels import device_of
 from loka.numerics import amax_of
 from loka.probe.trial import CastSample, OperandSample, Trial, cast_sample, run_trial
-from loka.vocab import Granularity, OperandSpec, Pass
+from loka.vocab import Device, GemmProblem, Granularity, OperandSpec, Pass
 
 __all__ = ["LIVE_ROWS", "SAMPLED_ROWS", "Captured", "live_errors", "row_sample", "site_generator"]
 
@@ -55,7 +56,7 @@ def row_sample(rows: int, limit: int, generator: torch.Generator) -> Tensor | No
 
 
 def live_errors(captured: Captured, trials: list[Trial], generator: torch.Generator) -> Tensor:
-    """fp64 [len(trials), 9] on the device; rows of NaN for passes without a gradient.
+    """fp64 [len(trials), 9] on the device; NaN for passes without a gradient and what no kernel takes.
 
     fwd and dgrad: up to 256 of the sampled rows. wgrad: all sampled rows, up to 256 output rows.
     """
@@ -70,10 +71,12 @@ def _errors(captured: Captured, trials: list[Trial], generator: torch.Generator)
         pass_: a.values.float() @ b.values.float().t() for pass_, (a, b) in operands.items()
     }
     casts: dict[tuple[Pass, int, OperandSpec], CastSample] = {}
+    nothing = torch.full((9,), torch.nan, dtype=torch.float64, device=captured.x.device)
+    device = device_of(captured.x.device)
     rows = []
     for trial in trials:
-        if trial.pass_ not in operands:
-            rows.append(torch.full((9,), torch.nan, dtype=torch.float64, device=captured.x.device))
+        if trial.pass_ not in operands or not _fits(trial, operands[trial.pass_], device):
+            rows.append(nothing)
             continue
         pair = []
         for side, spec in enumerate((trial.spec_a, trial.spec_b)):
@@ -84,6 +87,18 @@ def _errors(captured: Captured, trials: list[Trial], generator: torch.Generator)
         a, b = pair
         rows.append(run_trial(trial, a, b, references[trial.pass_]))
     return torch.stack(rows)
+
+
+def _fits(trial: Trial, operands: tuple[OperandSample, OperandSample], device: Device) -> bool:
+    """Whether the kernel takes the sample: a last batch may have fewer rows than those it was chosen for.
+
+    Some kernels end the process where they are given a shape that their rules forbid.
+    """
+    a, b = (sample.values for sample in operands)
+    problem = GemmProblem(
+        a.shape[0], b.shape[0], a.shape[1], trial.pass_, trial.spec_a.format, trial.spec_b.format
+    )
+    return bool(trial.kernel.supports(problem, device))
 
 
 def _operands(
