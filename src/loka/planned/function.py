@@ -51,8 +51,8 @@ def planned_product(
         x_MK.requires_grad or w_NK.requires_grad or (bias_N is not None and bias_N.requires_grad)
     )
     # The dtypes are settled. Left on, a CPU's autocast would reach into kernels: torch._scaled_mm multiplies
-    # there with aten's own matmul and would round its operands to bf16. A GPU's has nothing left to change, and
-    # torch 2.11 loses its state when it traces the switch around operators that are Triton kernels.
+    # there with aten's own matmul and would round its operands to bf16. A GPU's has nothing left to change,
+    # and torch 2.11 loses its state when it traces the switch around operators that are Triton kernels.
     with torch.autocast("cpu", enabled=False):
         if needs_grad:
             y_MN: Tensor = _PlannedProduct.apply(  # type: ignore[no-untyped-call]
