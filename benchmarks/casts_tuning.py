@@ -1,11 +1,12 @@
 """Tile sizes of the casts on the GPU in hand: every alternative, timed. Prints; changes nothing.
 
-python benchmarks/casts_tuning.py
+python benchmarks/casts_tuning.py [blocks]
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 
 import torch
@@ -113,6 +114,8 @@ def main() -> None:
             lambda x: cast_blockwise(x, 0, False, True, 16, 2, 16, 2),
         ),
     ]
+    if sys.argv[1:] == ["blocks"]:
+        jobs = [job for job in jobs if "128" in job[0]]
     for rows, columns in SHAPES:
         x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
         y = torch.empty_like(x)
