@@ -30,10 +30,14 @@ def test_the_main_job_with_real_kernels(tmp_path: Path) -> None:
     )
     result = run_job(job, tmp_path / "job")
     kernels = {c.kernel for s in result.plan.sites for p in Pass for c in s.choices(p)}
-    assert any(name.startswith("torch.") for name in kernels)
+    assert any(name.partition(".")[0] in ("torch", "triton", "mslk", "deep_gemm") for name in kernels)
     assert result.comparison.steps_per_s is not None
     assert len(result.profile.products) > 0
-    assert all(result.profile.products.vetted)
+    # Fast sums may fail on data of one sign at a long k; exact ones of torch may not fail anywhere.
+    products = result.profile.products
+    exact = [v for n, v in zip(products.kernel, products.vetted, strict=True) if n == "torch.rowwise"]
+    assert exact
+    assert all(exact), result.profile.notes
     change = result.comparison.tasks[0].relative_ne_percent.difference
     assert change is not None
     assert abs(change) < 2.0

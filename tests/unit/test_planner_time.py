@@ -229,7 +229,8 @@ def brute_force_saving(profile: Profile, requirement: Requirement) -> float:
                 ):
                     continue
                 problem = replace(site.problem(pass_), a_format=format_)
-                if not kernel.supports(problem, profile.device):
+                single = replace(replace(site, rows=1).problem(pass_), a_format=format_)
+                if not all(kernel.supports(p, profile.device) for p in (problem, single)):
                     continue
                 a, b = kernel.operands(problem)
                 key = (site.name, pass_, a.recipe_key, b.recipe_key, str(kernel.accumulation))

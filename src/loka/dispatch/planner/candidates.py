@@ -19,9 +19,18 @@ from loka.vocab import (
     Pass,
     Requirement,
     Site,
+    Support,
 )
 
-__all__ = ["Candidate", "Candidates", "Coarseness", "coarseness", "narrow_reason", "pass_problem"]
+__all__ = [
+    "Candidate",
+    "Candidates",
+    "Coarseness",
+    "coarseness",
+    "narrow_reason",
+    "pass_problem",
+    "supports_every_m",
+]
 
 MAX_SATURATION = 1e-4  # share of elements beyond the format's range; above it a static scale is too small
 
@@ -86,6 +95,20 @@ def pass_problem(site: Site, pass_: Pass, a_format: Format = Format.E4M3) -> Gem
     """The product of a pass at the M that was seen, with a format for its operand A."""
     problem = site.problem(pass_)
     return problem if a_format is problem.a_format else replace(problem, a_format=a_format)
+
+
+def supports_every_m(kernel: Kernel, site: Site, problem: GemmProblem, device: Device) -> Support:
+    """Whether the kernel takes the product at the M that was seen and at M = 1.
+
+    A choice without bounds serves every M: the last batch of an epoch, and serving. Kernels that want a
+    multiple of M refuse M = 1.
+    """
+    seen = kernel.supports(problem, device)
+    if not seen:
+        return seen
+    single = pass_problem(replace(site, rows=1), problem.pass_, problem.a_format)
+    support = kernel.supports(single, device)
+    return support or Support.no(f"{support.reason}: a plan's choice serves every M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +187,7 @@ class Candidates:
                 continue
             refused: set[str] = set()
             for problem in problems:
-                support = kernel.supports(problem, self._device)
+                support = supports_every_m(kernel, site, problem, self._device)
                 if support or support.reason not in refused:
                     found.append(self._shape(site, kernel, problem, support.reason))
                 if not support:

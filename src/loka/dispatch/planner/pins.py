@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from loka.dispatch.planner.candidates import pass_problem
+from loka.dispatch.planner.candidates import pass_problem, supports_every_m
 from loka.errors import NoKernelError, UnknownNameError, unknown_name
 from loka.kernels import HIGH_PRECISION, KERNELS, Kernel, kernel
 from loka.vocab import A_FORMATS, Device, Format, Pass, Site
@@ -81,14 +81,14 @@ def _no_match(pattern: str, glob: str, sites: Sequence[Site]) -> UnknownNameErro
 
 def _formats(wanted: Kernel, site: Site, pass_: Pass, device: Device, pattern: str) -> tuple[Format, ...]:
     formats = A_FORMATS[pass_]
-    usable = tuple(f for f in formats if wanted.supports(pass_problem(site, pass_, f), device))
+    usable = tuple(f for f in formats if supports_every_m(wanted, site, pass_problem(site, pass_, f), device))
     if usable:
         return usable
     problem = pass_problem(site, pass_)
     # By the rules alone: a plan is the same whatever is installed where it is made.
-    found = [(k, k.supports(problem, device)) for k in KERNELS.values()]
+    found = [(k, supports_every_m(k, site, problem, device)) for k in KERNELS.values()]
     width = max(len(k.name) for k, _ in found)
-    reason = wanted.supports(problem, device).reason
+    reason = supports_every_m(wanted, site, problem, device).reason
     lines = [f"{wanted.name.ljust(width)}  {reason}"]
     lines += [f"{k.name.ljust(width)}  {s.reason}" for k, s in found if not s and k.name != wanted.name]
     able = [k.name for k, s in found if s]
