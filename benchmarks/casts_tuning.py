@@ -19,6 +19,7 @@ from loka.kernels.triton.casts import (
     cast_tensorwise,
     rowwise,
     tensorwise,
+    turned,
 )
 from loka.kernels.triton.casts.tiles import Tile
 from loka.timing import measure
@@ -79,7 +80,7 @@ def main() -> None:
         ),
         (
             "tensorwise both, static scale",
-            tensorwise,
+            turned,
             "transposing_tile",
             transposing_tiles,
             lambda x: cast_tensorwise(x, x.new_ones((), dtype=torch.float32), 0, False, 16, 16),
@@ -95,21 +96,21 @@ def main() -> None:
         (
             "1x128 both",
             blockwise,
-            "pairs_tile",
+            "both_tile",
             whole_pairs_tiles,
             lambda x: cast_blockwise(x, 0, False, False, 16, 1, 16, 1),
         ),
         (
             "1x128 transposed",
             blockwise,
-            "pairs_tile",
+            "both_tile",
             pairs_tiles,
             lambda x: cast_blockwise(x, 0, False, False, 0, 0, 16, 1),
         ),
         (
             "128x128 both",
             blockwise,
-            "pairs_tile",
+            "both_tile",
             whole_pairs_tiles,
             lambda x: cast_blockwise(x, 0, False, True, 16, 2, 16, 2),
         ),

@@ -1,8 +1,9 @@
 """One tensor, every operand that is wanted of it, each cast once.
 
-On a GPU LoKA's Triton kernels cast; what they do not know (MX blocks, FNUZ formats, fp64, empty tensors) and
-every CPU tensor takes the plain torch of `loka.numerics`, to which they are equal bit by bit. Two uses with
-an equal spec share one cast, and two orientations of one recipe share one read where the scales allow it.
+On a GPU LoKA's Triton kernels cast; what they do not know (MX blocks, FNUZ formats, fp64, empty tensors, an
+odd transpose) and every CPU tensor takes the plain torch of `loka.numerics`, to which they are equal bit by
+bit. Two uses with an equal spec share one cast, and two orientations of one recipe share one read where the
+scales allow it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from loka.errors import UsageError
-from loka.kernels.gpu_casts import KNOWN_FORMATS, KNOWN_GRANULARITIES, cast_pair
+from loka.kernels.gpu_casts import can_cast, cast_pair
 from loka.numerics import Quantized, cast_operand
 from loka.vocab import Granularity, OperandSpec
 
@@ -42,7 +43,8 @@ def cast(x: Tensor, specs: tuple[OperandSpec, ...], *, scale: Tensor | None = No
         if spec in made:
             continue
         twin = _twin(spec, specs, made)
-        if on_gpu and _known(spec, scale):
+        if on_gpu and can_cast(x, spec, scale):
+            twin = twin if twin is not None and can_cast(x, twin, scale) else None
             first, second = cast_pair(x, spec, twin, scale=scale)
             made[spec] = first
             if twin is not None and second is not None:
@@ -50,16 +52,6 @@ def cast(x: Tensor, specs: tuple[OperandSpec, ...], *, scale: Tensor | None = No
         else:
             made[spec] = _from_orientation(x, spec, made) or cast_operand(x, spec, scale=scale)
     return tuple(made[spec] for spec in specs)
-
-
-def _known(spec: OperandSpec, scale: Tensor | None) -> bool:
-    """Whether the Triton kernels know the spec; a given scale they take for whole tensors only."""
-    return (
-        spec.is_quantized
-        and spec.format in KNOWN_FORMATS
-        and spec.granularity in KNOWN_GRANULARITIES
-        and (scale is None or (spec.granularity is Granularity.TENSORWISE and scale.dim() == 0))
-    )
 
 
 def _twin(

@@ -10,7 +10,7 @@ from loka.errors import UsageError
 from loka.numerics import Quantized, lay_out
 from loka.vocab import Format, Granularity, OperandSpec, ScaleLayout, ScaleRounding
 
-__all__ = ["KNOWN_FORMATS", "KNOWN_GRANULARITIES", "cast_pair", "load_casts"]
+__all__ = ["KNOWN_FORMATS", "KNOWN_GRANULARITIES", "can_cast", "cast_pair", "load_casts"]
 
 KNOWN_FORMATS = (Format.E4M3, Format.E5M2)
 KNOWN_GRANULARITIES = (
@@ -21,14 +21,32 @@ KNOWN_GRANULARITIES = (
 )
 
 
+def can_cast(x: Tensor, spec: OperandSpec, scale: Tensor | None) -> bool:
+    """Whether the Triton kernels know the cast.
+
+    A given scale they take for whole tensors only. They write the transpose of x two rows at a time, so its
+    padded rows must be even; one number has no orientation.
+    """
+    if (
+        not spec.is_quantized
+        or spec.format not in KNOWN_FORMATS
+        or spec.granularity not in KNOWN_GRANULARITIES
+    ):
+        return False
+    if scale is not None and (spec.granularity is not Granularity.TENSORWISE or scale.dim()):
+        return False
+    k = x.shape[0] if spec.transposed else x.shape[1]
+    return x.numel() > 1 and (spec.pad % 2 == 0 or k % 2 == 0)
+
+
 def cast_pair(
     x: Tensor, spec: OperandSpec, twin: OperandSpec | None, *, scale: Tensor | None = None
 ) -> tuple[Quantized, Quantized | None]:
     """Cast x [R, C] to `spec` and, where given, to `twin`, the same recipe in the other orientation.
 
     Args:
-        x: bf16, fp16 or fp32, not empty, any stride.
-        spec: Format and granularity known here.
+        x: bf16, fp16 or fp32, any stride; `can_cast` says yes to it with `spec` and with `twin`.
+        spec: What to make.
         twin: Differs in orientation, padding and scale layout alone; or None.
         scale: A static decode scale of shape (), for tensorwise specs.
 
@@ -38,10 +56,11 @@ def cast_pair(
     casts = _casts if _casts is not None else load_casts()
     # The kernels want contiguous columns. A tensor that lies the other way round is the transpose of one
     # that does not, and both orientations are at hand.
-    flipped = False
-    if x.stride(1) != 1 or x.shape[1] == 1:
-        flipped = x.stride(0) == 1 and x.shape[1] != 1
-        x = x.t() if flipped else x.contiguous()
+    flipped = x.stride(0) == 1 and (x.stride(1) != 1 or x.shape[1] == 1)
+    if flipped:
+        x = x.t()
+    elif x.stride(1) != 1:
+        x = x.contiguous()
     straight, transposed = _by_orientation(spec, twin, flipped=flipped)
     if spec.granularity is Granularity.TENSORWISE:
         made = _tensorwise(casts, x, straight, transposed, scale)

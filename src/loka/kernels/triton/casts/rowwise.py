@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.library import triton_op
 
 from loka.kernels.triton.casts.formula import codes_of, decode_scale, finite_or_nan, reciprocal
-from loka.kernels.triton.casts.outputs import FLOAT8, FORMAT_MAX, empty_like_output, padded
-from loka.kernels.triton.casts.tiles import column_amax_tile, rowwise_tile, transposing_tile
+from loka.kernels.triton.casts.outputs import FLOAT8, FORMAT_MAX, empty_like_output, rows_of
+from loka.kernels.triton.casts.tiles import column_amax_tile, rowwise_tile
+from loka.kernels.triton.casts.turned import OF_COLUMNS, cast_turned, pairs_like
 from loka.kernels.triton.launch import launcher
 
 __all__ = ["cast_columnwise", "cast_rowwise"]
@@ -94,35 +95,6 @@ def _column_scale_kernel(
     tl.store(scales + columns, scale, mask=columns < C)
 
 
-@triton.jit
-def _columns_kernel(
-    x,
-    scales,
-    values,
-    R,
-    C,
-    stride,
-    padded_R,
-    MAX: tl.constexpr,
-    FORMAT: tl.constexpr,
-    BR: tl.constexpr,
-    BC: tl.constexpr,
-):
-    """Cast one tile with the scales of its columns and write its transpose."""
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # from the end: that is still in the L2 cache
-    tiles_c = tl.cdiv(C, BC)
-    rows = (tile // tiles_c) * BR + tl.arange(0, BR)
-    columns = (tile % tiles_c) * BC + tl.arange(0, BC)
-    scale = tl.load(scales + columns, mask=columns < C, other=1.0)
-    inside = (rows < R)[:, None] & (columns < C)[None, :]
-    at = rows.to(tl.int64)[:, None] * stride + columns[None, :]
-    wide = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    codes = codes_of(wide, finite_or_nan(wide), reciprocal(scale)[None, :], FORMAT)
-    keep = (columns < C)[:, None] & (rows < padded_R)[None, :]
-    to = columns.to(tl.int64)[:, None] * padded_R + rows[None, :]
-    tl.store(values + to, tl.trans(codes), mask=keep)
-
-
 @triton_op("loka::cast_rowwise", mutates_args={})
 def cast_rowwise(x: Tensor, format_: int, power_of_two: bool, pad: int) -> tuple[Tensor, Tensor]:
     """Cast x [R, C] with a scale for each row.
@@ -136,8 +108,7 @@ def cast_rowwise(x: Tensor, format_: int, power_of_two: bool, pad: int) -> tuple
     Returns:
         values [R, C'], scales [R].
     """
-    R, C = x.shape
-    padded_C = padded(C, pad)
+    R, C, stride, padded_C, _ = rows_of(x, pad, 0)
     values = empty_like_output(x, (R, padded_C), FLOAT8[format_], wanted=True)
     scales = x.new_empty((R,), dtype=torch.float32)
     tile = rowwise_tile(R, padded_C)
@@ -147,7 +118,7 @@ def cast_rowwise(x: Tensor, format_: int, power_of_two: bool, pad: int) -> tuple
         scales,
         R,
         C,
-        x.stride(0),
+        stride,
         padded_C,
         MAX=FORMAT_MAX[format_],
         FORMAT=format_,
@@ -168,39 +139,32 @@ def cast_columnwise(x: Tensor, format_: int, power_of_two: bool, pad: int) -> tu
         x: bf16, fp16 or fp32, contiguous along C, not empty.
         format_: 0 for E4M3, 1 for E5M2.
         power_of_two: Round scales up to powers of two.
-        pad: The multiple to which R is padded with zeros.
+        pad: The multiple to which R is padded with zeros; R' must be even.
 
     Returns:
         values [C, R'], scales [C].
     """
-    R, C = x.shape
-    padded_R = padded(R, pad)
-    values = empty_like_output(x, (C, padded_R), FLOAT8[format_], wanted=True)
-    scales = x.new_empty((C,), dtype=torch.float32)
-    tile = column_amax_tile(R, C)
-    across = triton.cdiv(C, tile.columns)
-    down = min(triton.cdiv(R, tile.rows), max(1, tile.programs // across))
-    partials = x.new_empty((down, C), dtype=torch.float32)
+    rows = rows_of(x, 0, pad)
+    scales = x.new_empty((rows.C,), dtype=torch.float32)
+    tile = column_amax_tile(rows.R, rows.C)
+    across = triton.cdiv(rows.C, tile.columns)
+    down = min(triton.cdiv(rows.R, tile.rows), max(1, tile.programs // across))
+    partials = x.new_empty((down, rows.C), dtype=torch.float32)
     launcher(_column_amax_kernel)[(down, across)](
-        x, partials, R, C, x.stride(0), BR=tile.rows, BC=tile.columns, num_warps=tile.warps
+        x, partials, rows.R, rows.C, rows.stride, BR=tile.rows, BC=tile.columns, num_warps=tile.warps
     )
-    launcher(_column_scale_kernel)[(triton.cdiv(C, 32),)](
-        partials, scales, down, C, MAX=FORMAT_MAX[format_], POWER_OF_TWO=power_of_two, BP=64, BC=32
+    launcher(_column_scale_kernel)[(triton.cdiv(rows.C, 32),)](
+        partials, scales, down, rows.C, MAX=FORMAT_MAX[format_], POWER_OF_TWO=power_of_two, BP=64, BC=32
     )
-    tile = transposing_tile(R, C, x.element_size())
-    grid = (triton.cdiv(padded_R, tile.rows) * triton.cdiv(C, tile.columns),)
-    launcher(_columns_kernel)[grid](
+    pairs = pairs_like(x, rows)
+    unused = x.new_empty((0,), dtype=FLOAT8[format_]), x.new_empty((0,), dtype=torch.float32)
+    cast_turned(
         x,
+        rows,
         scales,
-        values,
-        R,
-        C,
-        x.stride(0),
-        padded_R,
-        MAX=FORMAT_MAX[format_],
-        FORMAT=format_,
-        BR=tile.rows,
-        BC=tile.columns,
-        num_warps=tile.warps,
+        (unused[0], pairs, unused[1]),
+        source=OF_COLUMNS,
+        format_=format_,
+        power_of_two=power_of_two,
     )
-    return values, scales
+    return pairs.view(FLOAT8[format_]), scales

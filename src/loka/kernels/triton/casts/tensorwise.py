@@ -10,12 +10,14 @@ from torch import Tensor
 from torch.library import triton_op
 
 from loka.kernels.triton.casts.formula import codes_of, decode_scale, finite_or_nan, reciprocal
-from loka.kernels.triton.casts.outputs import FLOAT8, FORMAT_MAX, empty_like_output, padded
-from loka.kernels.triton.casts.tiles import amax_tile, elementwise_tile, transposing_tile
+from loka.kernels.triton.casts.outputs import FLOAT8, FORMAT_MAX, Rows, empty_like_output, rows_of
+from loka.kernels.triton.casts.tiles import amax_tile, elementwise_tile
+from loka.kernels.triton.casts.turned import GIVEN, OF_PARTIALS, cast_turned, pairs_like
 from loka.kernels.triton.launch import launcher
 
 __all__ = ["cast_tensorwise"]
 
+_Words = tuple[int, bool]  # format, power of two
 _RUN = 1024  # a tensor without gaps is read in runs of this length, whatever its rows are
 
 
@@ -38,71 +40,88 @@ def _amax_kernel(x, partials, R, C, stride, BR: tl.constexpr, BC: tl.constexpr):
 @triton.jit
 def _cast_kernel(
     x,
-    partials,
-    given,
+    scales,
     straight,
-    transposed,
     scale_out,
     R,
     C,
     stride,
     padded_C,
-    padded_R,
     P,
     MAX: tl.constexpr,
     FORMAT: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,
-    GIVEN: tl.constexpr,
-    STRAIGHT: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
+    GIVEN_SCALE: tl.constexpr,
     PARTIALS: tl.constexpr,
     BR: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """Cast one tile. Every program derives the scale from the partial maxima: no host, no third launch."""
+    """Cast one tile as it lies. Every program derives the scale from the partial maxima."""
     # From the end: what the amax read last is still in the L2 cache.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    # Padding of k lies past R or C; the grid covers it, so that its zeros are written too.
+    # Padding of k lies past C; the grid covers it, so that its zeros are written too.
     tiles_c = tl.cdiv(padded_C, BC)
-    if GIVEN:
-        scale = tl.load(given)
+    if GIVEN_SCALE:
+        scale = tl.load(scales)
     else:
         index = tl.arange(0, PARTIALS)
-        amax = tl.max(tl.load(partials + index, mask=index < P, other=0.0))
-        scale = decode_scale(amax, MAX, POWER_OF_TWO)
+        scale = decode_scale(tl.max(tl.load(scales + index, mask=index < P, other=0.0)), MAX, POWER_OF_TWO)
         if tile == 0:
             tl.store(scale_out, scale)
-    r = reciprocal(scale)
-    rows = (tile // tiles_c) * BR + tl.arange(0, BR)
+    row = ((tile // tiles_c) * BR + tl.arange(0, BR)).to(tl.int64)
     columns = (tile % tiles_c) * BC + tl.arange(0, BC)
-    row, column = rows.to(tl.int64), columns.to(tl.int64)
-    inside = (rows < R)[:, None] & (columns < C)[None, :]
+    inside = (row < R)[:, None] & (columns < C)[None, :]
     wide = tl.load(x + row[:, None] * stride + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-    codes = codes_of(wide, finite_or_nan(wide), r, FORMAT)
-    if STRAIGHT:
-        keep = (rows < R)[:, None] & (columns < padded_C)[None, :]
-        tl.store(straight + row[:, None] * padded_C + columns[None, :], codes, mask=keep)
-    if TRANSPOSED:
-        keep = (columns < C)[:, None] & (rows < padded_R)[None, :]
-        tl.store(transposed + column[:, None] * padded_R + rows[None, :], tl.trans(codes), mask=keep)
+    codes = codes_of(wide, finite_or_nan(wide), reciprocal(scale), FORMAT)
+    keep = (row < R)[:, None] & (columns < padded_C)[None, :]
+    tl.store(straight + row[:, None] * padded_C + columns[None, :], codes, mask=keep)
 
 
-def _flattened(x: Tensor) -> tuple[int, int, int]:
-    """(rows, columns, row stride) of the same memory in rows of 1,024, where it has no gaps."""
-    if x.is_contiguous() and x.numel() % _RUN == 0:
-        return x.numel() // _RUN, _RUN, _RUN
-    return x.shape[0], x.shape[1], x.stride(0)
+def _flattened(x: Tensor, rows: Rows) -> Rows:
+    """The same memory in rows of 1,024, where it has no gaps and the output none either."""
+    if x.is_contiguous() and x.numel() % _RUN == 0 and rows.columns_out == rows.C:
+        return Rows(x.numel() // _RUN, _RUN, _RUN, _RUN, x.numel() // _RUN)
+    return rows
 
 
 def _partial_amax(x: Tensor) -> Tensor:
-    R, C, stride = _flattened(x)
-    tile = amax_tile(R, C)
-    programs = min(tile.programs, triton.cdiv(R, tile.rows) * triton.cdiv(C, tile.columns))
+    rows = _flattened(x, rows_of(x, 0, 0))
+    tile = amax_tile(rows.R, rows.C)
+    programs = min(tile.programs, triton.cdiv(rows.R, tile.rows) * triton.cdiv(rows.C, tile.columns))
     partials = x.new_empty((programs,), dtype=torch.float32)
     launcher(_amax_kernel)[(programs,)](
-        x, partials, R, C, stride, BR=tile.rows, BC=tile.columns, num_warps=tile.warps
+        x, partials, rows.R, rows.C, rows.stride, BR=tile.rows, BC=tile.columns, num_warps=tile.warps
     )
     return partials
+
+
+def _cast_straight(
+    x: Tensor, rows: Rows, scales: Tensor, straight: Tensor, scale_out: Tensor, *, given: bool, words: _Words
+) -> None:
+    format_, power_of_two = words
+    rows = _flattened(x, rows)
+    tile = elementwise_tile(rows.R, rows.C)
+    grid = (triton.cdiv(rows.R, tile.rows) * triton.cdiv(rows.columns_out, tile.columns),)
+    count = 1 if given else scales.numel()
+    launcher(_cast_kernel)[grid](
+        x,
+        scales,
+        straight,
+        scale_out,
+        rows.R,
+        rows.C,
+        rows.stride,
+        rows.columns_out,
+        count,
+        MAX=FORMAT_MAX[format_],
+        FORMAT=format_,
+        POWER_OF_TWO=power_of_two,
+        GIVEN_SCALE=given,
+        PARTIALS=triton.next_power_of_2(count),
+        BR=tile.rows,
+        BC=tile.columns,
+        num_warps=tile.warps,
+    )
 
 
 @triton_op("loka::cast_tensorwise", mutates_args={})
@@ -122,52 +141,29 @@ def cast_tensorwise(
         format_: 0 for E4M3, 1 for E5M2.
         power_of_two: Round the scale up to a power of two.
         straight_pad: The multiple to which C is padded in the straight output; 0 for no such output.
-        transposed_pad: The same for R in the transposed output.
+        transposed_pad: The same for R in the transposed output; R' must be even.
 
     Returns:
         straight [R, C'], transposed [C, R'], scale () (empty tensors for what was not asked).
     """
-    R, C = x.shape
+    rows = rows_of(x, straight_pad, transposed_pad)
     float8 = FLOAT8[format_]
-    padded_C, padded_R = padded(C, straight_pad), padded(R, transposed_pad)
-    straight = empty_like_output(x, (R, padded_C), float8, wanted=straight_pad > 0)
-    transposed = empty_like_output(x, (C, padded_R), float8, wanted=transposed_pad > 0)
-    partials = x
-    programs = 1
-    if scale is None:
-        out_scale = x.new_empty((), dtype=torch.float32)
-        partials = _partial_amax(x)
-        programs = partials.shape[0]
-    else:
-        out_scale = x.new_empty((0,), dtype=torch.float32)
-    stride = x.stride(0)
-    if not transposed_pad and padded_C == C:
-        R, C, stride = _flattened(x)
-        padded_R, padded_C = R, C
-    tile = transposing_tile(R, C, x.element_size()) if transposed_pad else elementwise_tile(R, C)
-    grid = (triton.cdiv(padded_R, tile.rows) * triton.cdiv(padded_C, tile.columns),)
-    launcher(_cast_kernel)[grid](
+    straight = empty_like_output(x, (rows.R, rows.columns_out), float8, wanted=straight_pad > 0)
+    given = scale is not None
+    scales = _partial_amax(x) if scale is None else scale
+    out_scale = x.new_empty((0,) if given else (), dtype=torch.float32)
+    if not transposed_pad:
+        words = (format_, power_of_two)
+        _cast_straight(x, rows, scales, straight, out_scale, given=given, words=words)
+        return straight, x.new_empty((0,), dtype=float8), out_scale
+    pairs = pairs_like(x, rows)
+    cast_turned(
         x,
-        partials,
-        x if scale is None else scale,
-        straight,
-        transposed,
-        out_scale,
-        R,
-        C,
-        stride,
-        padded_C,
-        padded_R,
-        programs,
-        MAX=FORMAT_MAX[format_],
-        FORMAT=format_,
-        POWER_OF_TWO=power_of_two,
-        GIVEN=scale is not None,
-        STRAIGHT=straight_pad > 0,
-        TRANSPOSED=transposed_pad > 0,
-        PARTIALS=triton.next_power_of_2(programs),
-        BR=tile.rows,
-        BC=tile.columns,
-        num_warps=tile.warps,
+        rows,
+        scales,
+        (straight, pairs, out_scale),
+        source=GIVEN if given else OF_PARTIALS,
+        format_=format_,
+        power_of_two=power_of_two,
     )
-    return straight, transposed, out_scale
+    return straight, pairs.view(float8), out_scale

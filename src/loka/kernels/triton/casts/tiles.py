@@ -10,7 +10,7 @@ __all__ = [
     "blockwise_tile",
     "column_amax_tile",
     "elementwise_tile",
-    "pairs_tile",
+    "both_tile",
     "rowwise_tile",
     "transposing_tile",
 ]
@@ -72,11 +72,13 @@ def column_amax_tile(R: int, C: int) -> Tile:
     return Tile(max(1, 4096 // columns), columns, 4, 1024)
 
 
-def blockwise_tile(R: int, C: int, *, square: bool, transposed: bool) -> Tile:
-    """128 columns, and 128 rows where scales or the second orientation span them."""
-    return Tile(128, 128, 8) if square or transposed else Tile(16, 128, 1)
+def blockwise_tile(R: int, C: int, *, square: bool) -> Tile:
+    """128 columns, and 128 rows where a block has as many."""
+    return Tile(128, 128, 8) if square else Tile(16, 128, 2)
 
 
-def pairs_tile(R: int, C: int, *, whole_blocks: bool) -> Tile:
-    """Pieces of a tile of 128 rows; 128 columns where blocks along the rows are wanted as well."""
-    return Tile(32, 128 if whole_blocks else 64, 4)
+def both_tile(R: int, C: int, *, square: bool, straight: bool) -> Tile:
+    """Pieces of a tile of 128 rows; 128 columns where blocks span them."""
+    if square:
+        return Tile(64, 128, 8)
+    return Tile(64, 128, 4) if straight else Tile(64, 64, 4)
