@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from loka.artifacts import describe_environment, write_benchmark
 from loka.artifacts.plan import Choice, SitePlan
 from loka.kernels import kernel
+from loka.kernels.gpu_casts import load_casts
 from loka.planned import swap_in
 from loka.timing import Timing, measure_or_reason, paired_ratio
 from loka.vocab import GemmProblem, Pass
@@ -102,6 +103,7 @@ def step_of(module: nn.Module, x: Tensor, g: Tensor) -> Step:
 
 def steps(M: int, N: int, K: int) -> dict[str, Step]:
     """Every arm at one shape, all with the same numbers."""
+    load_casts()
     torch.manual_seed(0)
     layer = nn.Linear(K, N, device="cuda")
     x = torch.randn(M, K, device="cuda", dtype=torch.bfloat16)

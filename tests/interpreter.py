@@ -7,7 +7,8 @@ Four faults of Triton 3.6's interpreter are mended here, for the tests alone:
 - Its conversions to 8-bit and 16-bit floats lose the carry of a mantissa that rounds up to a power of two
   (1.97 becomes 1.0) and turn NaN into numbers. torch converts instead, after the saturation of finite and
   infinite values that NVIDIA's `cvt.rn.satfinite` does for 8-bit results.
-- Its `max` and `min` let NaN through where the hardware's ignore it, and NumPy warns where NaN is made.- Its fused multiply-add rounds twice.
+- Its `max` and `min` let NaN through where the hardware's ignore it, and NumPy warns where NaN is made.
+- Its fused multiply-add rounds twice.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ def _quiet_binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
         return _binary_op(self, lhs, rhs, op)
 
 
-def _min_max(self: Any, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+def _min_max(self: Any, data: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
     ignoring_nan = {np.nanmax: np.fmax.reduce, np.nanmin: np.fmin.reduce}.get(val_reduce_op, val_reduce_op)
-    return _plain_min_max(self, input, ignoring_nan, idx_reduce_op)
+    return _plain_min_max(self, data, ignoring_nan, idx_reduce_op)
 
 
 def _fused(self: Any, x: Any, y: Any, z: Any) -> Any:

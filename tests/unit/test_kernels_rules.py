@@ -22,7 +22,8 @@ E5M2 = replace(PLAIN, pass_=Pass.DGRAD, a_format=Format.E5M2)
 TWO_E5M2 = replace(E5M2, b_format=Format.E5M2)
 BF16 = replace(PLAIN, a_format=Format.BF16)
 BLOCKS = ("torch.blockwise_1x128", "mslk.blockwise_1x128", "deep_gemm.blockwise_1x128")
-MSLK = ("mslk.rowwise", "mslk.rowwise.fast", "mslk.blockwise_1x128", "mslk.rowwise.grouped.fast")
+GROUPWISE = "mslk.blockwise_1x128"
+MSLK = ("mslk.rowwise", "mslk.rowwise.fast", "mslk.rowwise.grouped.fast")
 HOPPER = (*BLOCKS[:1], *BLOCKS[2:], *MSLK)
 FNUZ = ("torch.tensorwise.fnuz", "torch.rowwise.fnuz")
 MX = ("torch.mx_1x32", "transformer_engine.mx_1x32")
@@ -59,12 +60,30 @@ def test_n_must_be_a_multiple_and_k_never(name: str, multiple: int) -> None:
         assert got == ("" if n % multiple == 0 else f"needs N % {multiple} == 0, got N={n}")
 
 
+def test_groupwise_takes_whole_tiles_alone() -> None:
+    """At other shapes it ends in an illegal instruction, which costs the process its CUDA context."""
+    whole = replace(PLAIN, m=256, n=384, k=200)
+    assert reason(GROUPWISE, whole, H200) == ""
+    assert reason(GROUPWISE, replace(whole, m=300), H200) == "needs M % 128 == 0, got M=300"
+    assert reason(GROUPWISE, replace(whole, n=64), H200) == "needs N % 128 == 0, got N=64"
+    assert reason(GROUPWISE, replace(whole, k=128), H200) == "needs K > 128, got K=128"
+    assert reason(GROUPWISE, whole, ADA) == "needs SM 9.0, found 8.9"
+    e5m2 = replace(whole, a_format=Format.E5M2)
+    assert reason(GROUPWISE, e5m2, H200) == "needs e4m3 x e4m3, got e5m2 x e4m3"
+
+
+def test_weight_gradients_of_deep_gemm_come_by_four_rows() -> None:
+    wgrad = replace(PLAIN, pass_=Pass.WGRAD)
+    assert reason("deep_gemm.blockwise_1x128", replace(wgrad, m=18), H200) == "needs M % 4 == 0, got M=18"
+    assert reason("deep_gemm.blockwise_1x128", replace(wgrad, m=20), H200) == ""
+
+
 def test_passes() -> None:
     """128x128 blocks exist for the weight alone, so MSLK's groupwise product has no weight gradient."""
     wgrad = replace(PLAIN, pass_=Pass.WGRAD)
     assert reason("mslk.blockwise_1x128", wgrad, H200) == "not defined for wgrad"
     for name in (*HOPPER, *MX, *FNUZ):
-        if name != "mslk.blockwise_1x128":
+        if name != GROUPWISE:
             device = H200 if name in HOPPER else B200 if name in MX else MI300X
             assert all(not reason(name, replace(PLAIN, pass_=p), device) for p in Pass)
 

@@ -18,7 +18,8 @@ from loka.vocab import Format, Granularity, OperandSpec, ScaleLayout, ScaleRound
 
 G = Granularity
 GRANULARITIES = gpu_casts.KNOWN_GRANULARITIES
-SHAPES = [(1, 1), (1, 130), (130, 1), (17, 33), (129, 257), (300, 128), (72, 256)]  # the last lies in runs of 1,024
+# The last lies in runs of 1,024, and in whole tiles.
+SHAPES = [(1, 2), (1, 130), (130, 1), (17, 33), (129, 257), (300, 128), (128, 256)]
 LAYOUTS = (ScaleLayout.K_MAJOR, ScaleLayout.MN_MAJOR, ScaleLayout.MN_MAJOR_PAD4)
 
 

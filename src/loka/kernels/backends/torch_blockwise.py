@@ -29,6 +29,7 @@ __all__ = ["KERNELS", "BlockScaledMM", "block_scaled_mm"]
 # enums, turns them into these and is one more thing to trace through.
 _BLOCK_1X128, _BLOCK_128X128 = 4, 5
 _BLOCK = 128  # so the cast pads k: torch's shape function counts k // 128 blocks, its kernel counts them up
+_SCALES_AT_ONCE = 4
 
 _REPRO = """\
 import torch
@@ -139,20 +140,34 @@ class BlockScaledMM(BaseKernel):
         blockwise_b = b.spec.granularity is Granularity.BLOCKWISE_128X128
         # Only 128x128 scales make the two shape functions differ.
         call = block_scaled_mm if blockwise_b and n % _BLOCK else _scaled_mm_v2
+        values, scale = _whole_columns(a.values, a.scale)
         out = call(
-            a.values,
+            values,
             b.values,
-            _rows_contiguous(a.scale),
+            _rows_contiguous(scale),
             b.scale.t() if blockwise_b else _rows_contiguous(b.scale),
             _BLOCK_128X128 if blockwise_b else _BLOCK_1X128,
             inside,
             written,
         )
-        return added_after(out, bias, inside).to(out_dtype)
+        return added_after(out[:m], bias, inside).to(out_dtype)
 
     def repro(self) -> str:
         """The same call without LoKA, through the public function."""
         return _REPRO
+
+
+def _whole_columns(values: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of zeros up to a multiple of 4, which costs a copy where m is none.
+
+    cuBLASLt reads the columns of A's scales 16 bytes at a time; on an H200 it refused m = 1 and 17.
+    """
+    more = -values.shape[0] % _SCALES_AT_ONCE
+    if not more:
+        return values, scale
+    # torch pads no 8-bit floats, but their bytes.
+    padded = torch.nn.functional.pad(values.view(torch.uint8), (0, 0, 0, more)).view(values.dtype)
+    return padded, torch.nn.functional.pad(scale.t(), (0, more)).t()
 
 
 def _rows_contiguous(scale: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """What torch's own scaled products take (aten::_scaled_mm and _scaled_mm_v2), and the emulated ones.
 
-k is never checked: the cast pads it with zeros. m is free, 0 and 1 included, but for blocks.
+k is never checked: the cast pads it with zeros. m is free, 0 and 1 included.
 """
 
 from __future__ import annotations
@@ -61,14 +61,12 @@ def _cpu_rules(device: Device, *, rowwise: bool, fast: bool) -> Support:
 def block_scaled_mm_rules(problem: GemmProblem, device: Device) -> Support:
     """Whether aten::_scaled_mm_v2 can run the problem with 1x128 and 128x128 blocks.
 
-    torch keeps these to SM 9.0 and to E4M3 for both operands. Columns of A's scales are m numbers long and
-    cuBLASLt reads them 16 bytes at a time: m = 1 and 17 it refused on an H200, m = 300 it took.
+    torch keeps these to SM 9.0 and to E4M3 for both operands.
     """
     return all_of(
         needs_float8(problem),
         needs_e4m3(problem),
         needs_arch(device, _BLOCK_ARCHS),
-        needs_divisible("M", problem.m, 4),
         needs_divisible("N", problem.n, 16),
     )
 

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from loka.recsys.pairs.paired import run_arm
 from loka.recsys.pairs.paired_result import JUDGED_SPLITS, ArmRun, PairedResult
 from loka.recsys.source import Source
 from loka.recsys.training.step import DivergedError
-from loka.vocab import Pass
+from loka.vocab import Pass, Site
 
 __all__ = ["BASELINE", "PLANNED", "JobResult", "plan_digest", "run_job"]
 
@@ -119,7 +119,9 @@ def run_job(
         plan = _plan(job, profile, directory, resume=resume)
         if on_plan is not None:
             on_plan(plan)
-        paired = _train_pairs(job, source, plan, baseline, directory, resume=resume, bar=bar)
+        paired = _train_pairs(
+            job, source, plan, baseline, directory, sites=profile.sites.sites(), resume=resume, bar=bar
+        )
         noise = known_noise(job.model, source.name) if job.seeds == 1 else None
         comparison = _compare(source, profile, plan, paired, noise)
         paired.write_predictions(directory)
@@ -171,6 +173,7 @@ def _train_pairs(
     baseline: ArmRun,
     directory: Path,
     *,
+    sites: Sequence[Site],
     resume: bool,
     bar: bool | None,
 ) -> PairedResult:
@@ -182,7 +185,7 @@ def _train_pairs(
                 continue
             model = fresh_model(job, source, seed).to(job.train.device)
             if arm == PLANNED:
-                apply_plan(model, plan)
+                apply_plan(model, plan, sites=sites)
             runs.append(
                 run_arm(
                     model,
