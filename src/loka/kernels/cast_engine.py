@@ -38,29 +38,43 @@ def cast(x: Tensor, specs: tuple[OperandSpec, ...], *, scale: Tensor | None = No
     if x.dim() != 2:
         raise UsageError(f"cast takes a 2-D tensor, got shape {tuple(x.shape)}")
     on_gpu = x.is_cuda and x.dtype in _GPU_DTYPES and x.numel() > 0
-    made: dict[OperandSpec, Quantized] = {}
-    for spec in specs:
-        if spec in made:
+    # Places in lists, not keys: torch 2.11 compiles code that takes two specs with other fields for one key.
+    made: list[Quantized | None] = [None] * len(specs)
+    for i, spec in enumerate(specs):
+        if made[i] is not None:
             continue
         twin = _twin(spec, specs, made)
         if on_gpu and can_cast(x, spec, scale):
-            twin = twin if twin is not None and can_cast(x, twin, scale) else None
-            first, second = cast_pair(x, spec, twin, scale=scale)
-            made[spec] = first
-            if twin is not None and second is not None:
-                made[twin] = second
+            paired = twin is not None and can_cast(x, twin, scale)
+            first, second = cast_pair(x, spec, twin if paired else None, scale=scale)
         else:
-            made[spec] = _from_orientation(x, spec, made) or cast_operand(x, spec, scale=scale)
-    return tuple(made[spec] for spec in specs)
+            first, second = _other_orientation(x, spec, made) or cast_operand(x, spec, scale=scale), None
+        for j, other in enumerate(specs):
+            if made[j] is None and _same(other, spec):
+                made[j] = first
+            elif made[j] is None and second is not None and twin is not None and _same(other, twin):
+                made[j] = second
+    return tuple(q for q in made if q is not None)
+
+
+def _same(a: OperandSpec, b: OperandSpec) -> bool:
+    return (
+        a.format is b.format
+        and a.granularity is b.granularity
+        and a.transposed is b.transposed
+        and a.scale_rounding is b.scale_rounding
+        and a.scale_layout is b.scale_layout
+        and a.pad == b.pad
+    )
 
 
 def _twin(
-    spec: OperandSpec, specs: tuple[OperandSpec, ...], made: dict[OperandSpec, Quantized]
+    spec: OperandSpec, specs: tuple[OperandSpec, ...], made: list[Quantized | None]
 ) -> OperandSpec | None:
     """A spec still to be made that is the same recipe in the other orientation."""
-    for other in specs:
+    for i, other in enumerate(specs):
         if (
-            other not in made
+            made[i] is None
             and other.transposed is not spec.transposed
             and other.format is spec.format
             and other.granularity is spec.granularity
@@ -70,17 +84,18 @@ def _twin(
     return None
 
 
-def _from_orientation(x: Tensor, spec: OperandSpec, made: dict[OperandSpec, Quantized]) -> Quantized | None:
+def _other_orientation(x: Tensor, spec: OperandSpec, made: list[Quantized | None]) -> Quantized | None:
     """The operand as a transposed copy of one already cast, where both orientations share the scale."""
     if not spec.is_quantized or spec.granularity is not Granularity.TENSORWISE:
         return None
-    twin = made.get(spec.with_transposed(not spec.transposed))
-    if twin is None or twin.scale.dim():
-        return None
-    rows = x.shape[1] if spec.transposed else x.shape[0]
-    k = x.shape[0] if spec.transposed else x.shape[1]
-    codes = twin.values[:k, :rows].t()
-    return Quantized(_padded(codes, -k % spec.pad), twin.scale, spec)
+    wanted = spec.with_transposed(not spec.transposed)
+    for twin in made:
+        if twin is not None and _same(twin.spec, wanted) and not twin.scale.dim():
+            rows = x.shape[1] if spec.transposed else x.shape[0]
+            k = x.shape[0] if spec.transposed else x.shape[1]
+            codes = twin.values[:k, :rows].t()
+            return Quantized(_padded(codes, -k % spec.pad), twin.scale, spec)
+    return None
 
 
 def _padded(codes: Tensor, pad: int) -> Tensor:

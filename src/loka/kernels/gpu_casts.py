@@ -54,22 +54,38 @@ def cast_pair(
         UsageError: where Triton is not installed.
     """
     casts = _casts if _casts is not None else load_casts()
-    # The kernels want contiguous columns. A tensor that lies the other way round is the transpose of one
-    # that does not, and both orientations are at hand.
-    flipped = x.stride(0) == 1 and (x.stride(1) != 1 or x.shape[1] == 1)
-    if flipped:
-        x = x.t()
-    elif x.stride(1) != 1:
-        x = x.contiguous()
-    straight, transposed = _by_orientation(spec, twin, flipped=flipped)
+    x, flipped = _with_contiguous_columns(x)
+    turned = spec.transposed is not flipped
+    straight, transposed = (twin, spec) if turned else (spec, twin)
     if spec.granularity is Granularity.TENSORWISE:
-        made = _tensorwise(casts, x, straight, transposed, scale)
+        lying, other = _tensorwise(casts, x, straight, transposed, scale)
     elif spec.granularity is Granularity.ROWWISE:
-        made = _rowwise(casts, x, straight, transposed)
+        lying, other = _rowwise(casts, x, straight, transposed)
     else:
-        made = _blockwise(casts, x, straight, transposed)
-    return made[spec], None if twin is None else made[twin]
+        lying, other = _blockwise(casts, x, straight, transposed)
+    first, second = (other, lying) if turned else (lying, other)
+    if first is None:
+        raise UsageError(f"nothing was cast for {spec}")
+    return first, second
 
+
+def _with_contiguous_columns(x: Tensor) -> tuple[Tensor, bool]:
+    """x, or its transpose and True, so that columns are contiguous.
+
+    The kernels want it so. A tensor that lies the other way round is the transpose of one that does not, and
+    both orientations are at hand. A single column is taken for a single row: with one column the compiler
+    would think that rows are contiguous.
+    """
+    if x.shape[1] == 1 and x.shape[0] > 1:
+        return x.t().contiguous(), True
+    if x.stride(1) == 1:
+        return x, False
+    return (x.t(), True) if x.stride(0) == 1 else (x.contiguous(), False)
+
+
+# What lies as x does, and its transpose; None for what was not asked. No mapping by spec: torch 2.11 compiles
+# code that takes two specs with different fields for one key.
+_Made = tuple[Quantized | None, Quantized | None]
 
 _casts: Any = None
 
@@ -93,13 +109,6 @@ def load_casts() -> Any:
     return _casts
 
 
-def _by_orientation(
-    spec: OperandSpec, twin: OperandSpec | None, *, flipped: bool
-) -> tuple[OperandSpec | None, OperandSpec | None]:
-    """(how x lies, its transpose), after x itself was flipped or not."""
-    return (twin, spec) if spec.transposed is not flipped else (spec, twin)
-
-
 def _pad(spec: OperandSpec | None) -> int:
     return 0 if spec is None else spec.pad
 
@@ -115,40 +124,35 @@ def _words(straight: OperandSpec | None, transposed: OperandSpec | None) -> tupl
 
 def _tensorwise(
     casts: Any, x: Tensor, straight: OperandSpec | None, transposed: OperandSpec | None, scale: Tensor | None
-) -> dict[OperandSpec, Quantized]:
+) -> _Made:
     format_, power_of_two, _ = _words(straight, transposed)
     lying, turned, found = casts.cast_tensorwise(
         x, scale, casts.FORMAT_NUMBER[format_], power_of_two, _pad(straight), _pad(transposed)
     )
     one = found if scale is None else scale
-    made = {}
-    if straight is not None:
-        made[straight] = Quantized(lying, lay_out(one, straight.scale_layout, lying.shape[0]), straight)
-    if transposed is not None:
-        made[transposed] = Quantized(
-            turned, lay_out(one, transposed.scale_layout, turned.shape[0]), transposed
-        )
-    return made
+
+    def quantized(values: Tensor, spec: OperandSpec | None) -> Quantized | None:
+        if spec is None:
+            return None
+        return Quantized(values, lay_out(one, spec.scale_layout, values.shape[0]), spec)
+
+    return quantized(lying, straight), quantized(turned, transposed)
 
 
-def _rowwise(
-    casts: Any, x: Tensor, straight: OperandSpec | None, transposed: OperandSpec | None
-) -> dict[OperandSpec, Quantized]:
+def _rowwise(casts: Any, x: Tensor, straight: OperandSpec | None, transposed: OperandSpec | None) -> _Made:
     format_, power_of_two, _ = _words(straight, transposed)
     number = casts.FORMAT_NUMBER[format_]
-    made = {}
+    lying = turned = None
     if straight is not None:
         values, scales = casts.cast_rowwise(x, number, power_of_two, straight.pad)
-        made[straight] = Quantized(values, scales, straight)
+        lying = Quantized(values, scales, straight)
     if transposed is not None:
         values, scales = casts.cast_columnwise(x, number, power_of_two, transposed.pad)
-        made[transposed] = Quantized(values, scales, transposed)
-    return made
+        turned = Quantized(values, scales, transposed)
+    return lying, turned
 
 
-def _blockwise(
-    casts: Any, x: Tensor, straight: OperandSpec | None, transposed: OperandSpec | None
-) -> dict[OperandSpec, Quantized]:
+def _blockwise(casts: Any, x: Tensor, straight: OperandSpec | None, transposed: OperandSpec | None) -> _Made:
     format_, power_of_two, square = _words(straight, transposed)
     layouts = {
         ScaleLayout.MN_MAJOR: casts.MN_MAJOR,
@@ -169,9 +173,7 @@ def _blockwise(
         _pad(transposed),
         layout(transposed),
     )
-    made = {}
-    if straight is not None:
-        made[straight] = Quantized(lying, of_lying, straight)
-    if transposed is not None:
-        made[transposed] = Quantized(turned, of_turned, transposed)
-    return made
+    return (
+        None if straight is None else Quantized(lying, of_lying, straight),
+        None if transposed is None else Quantized(turned, of_turned, transposed),
+    )

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import importlib
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -48,10 +47,6 @@ def _installed() -> Support:
     return Support.yes()
 
 
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"{_PRODUCTS}.{name}")
-
-
 @dataclass(frozen=True, slots=True)
 class TritonFP8(BaseKernel):
     """One FP8 recipe.
@@ -84,15 +79,18 @@ class TritonFP8(BaseKernel):
         """D [m, n]; the bias is added in fp32, before the one rounding."""
         out: Tensor
         if self.granularity is Granularity.BLOCKWISE_1X128:
+            # A statement, not importlib: torch.compile traces the one and not the other.
+            from loka.kernels.triton.products.blockwise import blockwise_product
+
             square_b = b.spec.granularity is Granularity.BLOCKWISE_128X128
-            out = _module("blockwise").blockwise_product(
+            out = blockwise_product(
                 a.values, b.values, a.scale, b.scale, bias, out_dtype, square_b, 0, 0, 0.0
             )
         else:
+            from loka.kernels.triton.products.scaled import scaled_product
+
             fast = self.accumulation is Accumulation.FAST
-            out = _module("scaled").scaled_product(
-                a.values, b.values, a.scale, b.scale, bias, out_dtype, fast, 0, 0, 0.0
-            )
+            out = scaled_product(a.values, b.values, a.scale, b.scale, bias, out_dtype, fast, 0, 0, 0.0)
         return out
 
     def warm_up(self, problem: GemmProblem, where: torch.device) -> None:
@@ -139,9 +137,9 @@ class TritonBF16(BaseKernel):
         self, a: Quantized, b: Quantized, *, out_dtype: torch.dtype, bias: Tensor | None = None
     ) -> Tensor:
         """D [m, n]: fp32 sums and bias, rounded once to `out_dtype`."""
-        out: Tensor = _module("bf16").plain_product(
-            a.values, b.values, bias, out_dtype, a.values.dtype, 0, 0, 0.0
-        )
+        from loka.kernels.triton.products.bf16 import plain_product
+
+        out: Tensor = plain_product(a.values, b.values, bias, out_dtype, a.values.dtype, 0, 0, 0.0)
         return out
 
     def warm_up(self, problem: GemmProblem, where: torch.device) -> None:
