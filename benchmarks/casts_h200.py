@@ -84,7 +84,7 @@ def _whole(size: int) -> int:
 
 def _copy(size: int) -> Callable[[], object]:
     """A device copy that reads half of `size` bytes and writes the other half."""
-    source = torch.randint(0, 255, (size // 2,), device="cuda", dtype=torch.uint8)
+    source = torch.randint(0, 255, (size // 16,), device="cuda", dtype=torch.int64)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
@@ -111,10 +111,14 @@ def measured(rows: int, columns: int, rounds: int) -> dict[str, float]:
     metrics = {f"copy_us@{key}": copy_us, f"copy_tbps@{key}": 4 * rows * columns / copy_us / 1e6}
     for name, wanted in CASTS.items():
         size = wanted.bytes(rows, columns)
-        ratio = paired_ratio(timings[f"copy {_whole(size)}"], timings[name])
+        # Bandwidths compared, pair by pair: that of the cast over that of copying x.
+        ratio = paired_ratio(timings[f"copy {_whole(4 * rows * columns)}"], timings[name])
+        share = size / (4 * rows * columns)
+        same = paired_ratio(timings[name], timings[f"copy {_whole(size)}"])
         metrics |= {
-            f"{name}_fraction_of_copy@{key}": ratio.median,
-            f"{name}_fraction_of_copy_low@{key}": ratio.low,
+            f"{name}_fraction_of_copy@{key}": share * ratio.median,
+            f"{name}_fraction_of_copy_low@{key}": share * ratio.low,
+            f"{name}_times_copy_of_same_bytes@{key}": same.median,
             f"{name}_us@{key}": timings[name].p50_us,
             f"{name}_bytes@{key}": size,
         }
