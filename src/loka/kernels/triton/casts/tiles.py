@@ -81,4 +81,4 @@ def both_tile(R: int, C: int, *, square: bool, straight: bool) -> Tile:
     """Pieces of a tile of 128 rows; 128 columns where blocks span them."""
     if square:
         return Tile(64, 128, 8)
-    return Tile(64, 128, 2) if straight else Tile(64, 64, 4)
+    return Tile(128, 128, 4) if straight else Tile(64, 64, 4)
