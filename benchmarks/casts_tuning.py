@@ -22,7 +22,7 @@ from loka.kernels.triton.casts import (
     turned,
 )
 from loka.kernels.triton.casts.tiles import Tile
-from loka.timing import measure
+from loka.timing import measure, measure_or_reason
 
 SHAPES = ((65536, 2048), (65536, 512), (8192, 2048))
 ROUNDS = 12
@@ -127,12 +127,12 @@ def main() -> None:
             found = []
             for tile in tiles(columns):
                 setattr(module, attribute, lambda *_, tile=tile, **__: tile)
-                try:
-                    time = measure({"cast": lambda x=x, call=call: call(x)}, device="cuda", rounds=ROUNDS)
-                except Exception as error:  # a tile that does not compile is an answer
-                    print(name, tile, str(error).splitlines()[0][:80])
+                job = {"cast": lambda x=x, call=call: call(x)}
+                measured = measure_or_reason(job, device="cuda", rounds=ROUNDS)
+                if measured.reasons:  # a tile that does not compile is an answer
+                    print(name, tile, measured.reasons["cast"][:80])
                     continue
-                found.append((time["cast"].p50_us, tile))
+                found.append((measured.timings["cast"].p50_us, tile))
             setattr(module, attribute, kept)
             if not found:
                 continue

@@ -79,3 +79,9 @@ def test_kernels_left_out_are_not_tried() -> None:
     assert (
         prepare(settings(), workers=1, left_out=left_out)["64x48x32.fwd"]["ending.tensorwise"] == "left out"
     )
+
+
+def test_pairs_that_were_timed_are_not_prepared_again() -> None:
+    done = {"64x48x32.fwd", "64x80x32.fwd", "64x96x32.fwd"}
+    assert set(prepare(settings(), workers=2, done=done)) == {"64x32x32.fwd"}
+    assert prepare(settings(), workers=2, done=done | {"64x32x32.fwd"}) == {}

@@ -71,7 +71,12 @@ def bench_gemm(
     with _journal(record, identity) as journal:
         if workers:
             begun = time.monotonic()
-            timer.verdicts = prepare(settings, workers=workers, left_out=_lost(settings, journal))
+            timer.verdicts = prepare(
+                settings,
+                workers=workers,
+                left_out=_lost(settings, journal),
+                done=() if journal is None else journal.pairs,
+            )
             timer.seconds["preparing"] = time.monotonic() - begun
         results = _run(settings, timer, journal, on_pair)
         result = result_of(settings, results, identity=identity, seconds=timer.seconds, overhead_us=overhead)

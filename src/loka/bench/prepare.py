@@ -12,7 +12,7 @@ import logging
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -31,12 +31,16 @@ logger = logging.getLogger("loka")
 # Pair key to kernel name to why it is not timed there; empty where it is.
 Verdicts = dict[str, dict[str, str]]
 
-_STALLED_S = 120.0
+_STALLED_S = 600.0  # a kernel that hangs; vetting the longest products on a CPU takes minutes
 _POLL_S = 0.2
 
 
 def prepare(
-    settings: GemmBench, *, workers: int, left_out: Mapping[str, Mapping[str, str]] | None = None
+    settings: GemmBench,
+    *,
+    workers: int,
+    left_out: Mapping[str, Mapping[str, str]] | None = None,
+    done: Collection[str] = (),
 ) -> Verdicts:
     """Compile and vet every usable kernel at every pair.
 
@@ -44,17 +48,22 @@ def prepare(
         settings: What will be timed, and where.
         workers: Processes.
         left_out: Pair key to kernels that are not to be tried, and why.
+        done: Keys of pairs that were timed before and need nothing.
 
     Returns:
         Why each kernel is not timed at each pair, empty where it is.
     """
-    shares = _shares(settings.pairs, workers)
+    shares = _shares([pair for pair in settings.pairs if pair.key not in done], workers)
     with tempfile.TemporaryDirectory(prefix="loka-prepare-") as folder:
         files = [Path(folder) / f"{i}.jsonl" for i in range(len(shares))]
         known: Verdicts = {key: dict(reasons) for key, reasons in (left_out or {}).items()}
         running = [_Worker(settings, share, file, known) for share, file in zip(shares, files, strict=True)]
-        while any(worker.going_on() for worker in running):
-            time.sleep(_POLL_S)
+        try:
+            while sum(worker.going_on() for worker in running):  # each is asked, not up to the first yes
+                time.sleep(_POLL_S)
+        finally:
+            for worker in running:
+                worker.stop()
         for file in files:
             _read(file, known)
     return known
@@ -87,6 +96,12 @@ class _Worker:
         self._process.start()
         self._grew, self._size = time.monotonic(), self._file.stat().st_size
         self._begun_at = self._size
+
+    def stop(self) -> None:
+        """End the process, where it has not ended: whoever waited for it was interrupted."""
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
 
     def going_on(self) -> bool:
         """Whether there is more to come; starts the process again where a kernel ended it."""
