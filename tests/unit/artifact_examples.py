@@ -8,6 +8,7 @@ from loka.artifacts import (
     Environment,
     ErrorTable,
     LossTable,
+    Overhead,
     Override,
     Plan,
     Predicted,
@@ -52,6 +53,7 @@ def sites() -> SiteTable:
         m_min=[1000, 1000],
         m_p50=[1024, 1024],
         m_max=[1024, 1024],
+        nonfinite_rows=[3, 0],
     )
 
 
@@ -70,18 +72,29 @@ def profile() -> Profile:
             spec_a=["e4m3.rowwise"],
             spec_b=["e4m3.rowwise"],
             accumulation=["exact"],
+            kernel=["torch.rowwise"],
             source=["live"],
+            m=[0],
             observations=[4],
             sqnr_db=[28.75],
             sqnr_db_low=[28.5],
             sqnr_db_high=[29.0],
+            rel_err=[0.0365],
+            rel_err_half=[0.001],
             row_p50=[0.0365],
+            row_p50_half=[0.0005],
             row_p99=[0.0421],
+            row_p99_half=[0.0015],
             row_max=[0.0512],
+            row_max_half=[0.002],
             bias=[-1.5e-05],
+            bias_half=[2e-05],
             mere=[0.11],
+            mere_half=[0.03],
             underflow=[0.0021],
+            underflow_half=[0.0001],
             saturation=[0.0],
+            saturation_half=[0.0],
         ),
         products=ProductTable(
             device=["NVIDIA H200"],
@@ -125,8 +138,30 @@ def profile() -> Profile:
             ceiling=1.25,
             basis="eligible products at twice the bf16 rate, casts free",
         ),
+        overhead=Overhead(
+            plain_step_us=2000.0,
+            observed_step_us=3200.0,
+            full_step_us=5600.0,
+            every=100,
+            live_every=10,
+            percent=0.72,
+        ),
         notes=["tower.0 saw M from 1000 to 1024"],
     )
+
+
+def profile_v1() -> Profile:
+    """What the example of version 1 reads as: no kernel, no bad rows, SQNR's interval alone."""
+    old = profile()
+    old.sites.nonfinite_rows = [0, 0]
+    old.overhead = None
+    errors = old.errors
+    errors.kernel, errors.m = [""], [0]
+    errors.rel_err = [10 ** (-28.75 / 20)]
+    errors.rel_err_half = [(10 ** (-28.5 / 20) - 10 ** (-29.0 / 20)) / 2]
+    for name in ("row_p50", "row_p99", "row_max", "bias", "mere", "underflow", "saturation"):
+        setattr(errors, f"{name}_half", [0.0])
+    return old
 
 
 def plan() -> Plan:

@@ -74,6 +74,7 @@ class ProfileBuilder:
             profile.sites, name=s.name, kind=s.kind, n=s.n, k=s.k, bias=s.bias, calls=s.calls,
             input_group=s.input_group, parameter=s.parameter, not_planned=s.not_planned,
             m_min=s.rows, m_p50=s.rows, m_max=s.rows,
+            nonfinite_rows=0,
         )  # fmt: skip
 
     def _errors(self, profile: Profile, site: Site, pass_: Pass) -> None:
@@ -140,10 +141,14 @@ def operand_specs(site: Site) -> Mapping[Operand, set[OperandSpec]]:
 def add_error(
     profile: Profile, site: str, pass_: Pass, a_key: str, b_key: str, db: float,
     accumulation: str = "exact", *, p99: float = 0.05, source: str = "live", saturation: float = 0.0,
+    kernel: str = "", m: int = 0,
 ) -> None:  # fmt: skip
+    numbers = {
+        "rel_err": 10 ** (-(db + 0.5) / 20), "row_p50": p99 / 2, "row_p99": p99, "row_max": 2 * p99,
+        "bias": 0.0, "mere": 0.1, "underflow": 0.0, "saturation": saturation,
+    }  # fmt: skip
     _append(
         profile.errors, site=site, pass_=pass_, spec_a=a_key, spec_b=b_key, accumulation=accumulation,
-        source=source, observations=4, sqnr_db=db + 0.5, sqnr_db_low=db, sqnr_db_high=db + 1,
-        row_p50=p99 / 2, row_p99=p99, row_max=2 * p99, bias=0.0, mere=0.1, underflow=0.0,
-        saturation=saturation,
+        kernel=kernel, source=source, m=m, observations=4, sqnr_db=db + 0.5, sqnr_db_low=db,
+        sqnr_db_high=db + 1, **numbers, **{f"{name}_half": 0.0 for name in numbers},
     )  # fmt: skip

@@ -3,12 +3,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from artifact_examples import DETAILS, ENVIRONMENT, METRICS, plan, profile
+from artifact_examples import DETAILS, ENVIRONMENT, METRICS, plan, profile, profile_v1
 
 from loka.artifacts import (
     BENCHMARK,
@@ -37,9 +38,18 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def test_golden_profile_reads_and_is_written_the_same() -> None:
-    path = GOLDEN / "profile_v1.json"
+    path = GOLDEN / "profile_v2.json"
     assert read_profile(path) == profile()
     assert json.loads(body_text(PROFILE, profile())) == json.loads(path.read_text())["body"]
+
+
+def test_a_profile_of_version_1_is_read_and_says_no_more_than_it_did(tmp_path: Path) -> None:
+    old = read_envelope(GOLDEN / "profile_v1.json", PROFILE)
+    assert old.version == 1
+    assert old.body == profile_v1()
+    write_profile(tmp_path / "p.json", old.body)
+    assert json.loads((tmp_path / "p.json").read_text())["version"] == 2
+    assert read_profile(tmp_path / "p.json") == old.body
 
 
 def test_golden_plan_reads_and_is_written_the_same() -> None:
@@ -187,7 +197,8 @@ def test_missing_file_directory_and_unreadable(tmp_path: Path) -> None:
 
 
 def _edited(tmp_path: Path, name: str, *path: str | int, value: Any) -> Path:
-    raw = json.loads((GOLDEN / f"{name}_v1.json").read_text())
+    version = re.search(r"_v(\d+)$", name)
+    raw = json.loads((GOLDEN / f"{name if version else name + '_v1'}.json").read_text())
     inner = raw
     for key in path[:-1]:
         inner = inner[key]
@@ -213,14 +224,15 @@ def _edited(tmp_path: Path, name: str, *path: str | int, value: Any) -> Path:
         (("environment", "cpu_count"), "16", r"`\$\.environment\.cpu_count`: expected `int`"),
         (("extra",), 1, r"at `\$`: unknown field `extra`"),
         (("created",), 5, r"`\$\.created`: expected `str`, got `int` \(value 5\)"),
-        (("body",), [], r"`\$\.body`: expected `object`, got `array`"),
+        (("body",), [], r"`\$\.body`: expected (an object, got \[\]|`object`, got `array`)"),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize("golden", ["profile_v1", "profile_v2"])
 def test_profile_values_of_the_wrong_kind(
-    tmp_path: Path, path: tuple[str | int, ...], value: Any, message: str
+    tmp_path: Path, path: tuple[str | int, ...], value: Any, message: str, golden: str
 ) -> None:
     with pytest.raises(ArtifactError, match=message) as caught:
-        read_profile(_edited(tmp_path, "profile", *path, value=value))
+        read_profile(_edited(tmp_path, golden, *path, value=value))
     assert str(caught.value).count("hint:") <= 1
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 
 import pytest
 import torch
 
-from loka.kernels import device_of
+from loka.errors import UsageError
+from loka.kernels import KERNELS, device_of
 from loka.numerics.intervals import mean_interval
 from loka.probe.error_log import ErrorLog
-from loka.probe.trial import Trial, trials_of
+from loka.probe.trial import ERROR_FIELDS, Trial, trials_of
 from loka.vocab import Site
 
 
@@ -44,9 +46,52 @@ def test_means_maximum_and_interval_are_those_of_all_rows() -> None:
     assert table.sqnr_db_low == pytest.approx([want.low], rel=1e-12)
     assert table.sqnr_db_high == pytest.approx([want.high], rel=1e-12)
     assert table.row_max == [max(row[4] for row in rows)]
-    for column, index in (("row_p50", 2), ("row_p99", 3), ("bias", 5), ("mere", 6), ("underflow", 7)):
-        want_mean = statistics.fmean(row[index] for row in rows)
-        assert getattr(table, column) == pytest.approx([want_mean], rel=1e-12)
+    assert (table.kernel, table.m, table.source) == ([one_trial().kernel.name], [0], ["live"])
+    columns = {name: [row[i] for row in rows] for i, name in enumerate(ERROR_FIELDS)}
+    columns["rel_err"] = [math.sqrt(row[1] / row[0]) for row in rows]
+    for column in ("rel_err", "row_p50", "row_p99", "bias", "mere", "underflow", "saturation"):
+        interval = mean_interval(columns[column])
+        assert getattr(table, column) == pytest.approx([statistics.fmean(columns[column])], rel=1e-12)
+        half = getattr(table, f"{column}_half")
+        assert half == pytest.approx([interval.high - interval.mean], rel=1e-9)
+    worst = mean_interval(columns["row_max"])
+    assert table.row_max_half == pytest.approx([worst.high - worst.mean], rel=1e-9)
+
+
+def test_logs_of_two_ranks_merge_into_the_log_of_all_rows() -> None:
+    rows, trial = rows_of(17), one_trial()
+    whole, merged = log_of(rows, trial).table(), ErrorLog()
+    for part in (rows[:5], rows[5:6], rows[6:]):
+        merged.merge(log_of(part, trial).state())
+    got = merged.table()
+    assert got.observations == [17]
+    for name in whole.__struct_fields__:
+        want, found = getattr(whole, name), getattr(got, name)
+        assert found == (pytest.approx(want, rel=1e-9) if isinstance(want[0], float) else want), name
+
+
+def test_errors_of_kernels_and_of_m_are_kept_apart() -> None:
+    row, trial, log = rows_of(1)[0], one_trial(), ErrorLog()
+    values = torch.tensor([row], dtype=torch.float64)
+    log.add("s", [trial], values)
+    log.add("s", [trial], values, source="sampled", m=512)
+    log.add("s", [trial], values, source="sampled", m=1024)
+    other = dataclasses.replace(trial, kernel=KERNELS["torch.rowwise"])
+    log.add("s", [other], values, source="sampled", m=512)
+    log.collect()
+    table = log.table()
+    assert table.observations == [1, 1, 1, 1]
+    assert sorted(zip(table.kernel, table.source, table.m, strict=True)) == sorted(
+        [(trial.kernel.name, "live", 0), (trial.kernel.name, "sampled", 512),
+         (trial.kernel.name, "sampled", 1024), ("torch.rowwise", "sampled", 512)]
+    )  # fmt: skip
+    log.drop("sampled")
+    assert log.table().source == ["live"]
+
+
+def test_the_state_of_another_version_is_refused_in_one_sentence() -> None:
+    with pytest.raises(UsageError, match="whose parts are not 8"):
+        ErrorLog().load({"s\tfwd\ta\tb\texact\tlive": torch.zeros(10)})
 
 
 def test_size_does_not_grow_and_a_resumed_log_goes_on_exactly() -> None:

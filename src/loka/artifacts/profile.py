@@ -14,6 +14,7 @@ __all__ = [
     "ErrorTable",
     "Fingerprint",
     "LossTable",
+    "Overhead",
     "ProductTable",
     "Profile",
     "SiteTable",
@@ -43,7 +44,11 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class SiteTable(_Table):
-    """One row a site. `m_*` are quantiles of the rows seen in one call; `calls` is calls in one step."""
+    """One row a site. `m_*` are quantiles of the rows seen in one call; `calls` is calls in one step.
+
+    `nonfinite_rows` counts the rows of input and output gradient that held a NaN or an infinity; they are
+    in no statistics.
+    """
 
     name: list[str] = []
     kind: list[str] = []
@@ -57,6 +62,7 @@ class SiteTable(_Table):
     m_min: list[int] = []
     m_p50: list[int] = []
     m_max: list[int] = []
+    nonfinite_rows: list[int] = []
 
     def sites(self) -> tuple[Site, ...]:
         """The rows as sites, in order, with `rows` = `m_p50`."""
@@ -78,11 +84,18 @@ class SiteTable(_Table):
 
 
 class ErrorTable(_Table):
-    """One row a (site, pass, recipe of the product).
+    """One row a (site, pass, recipe of the product, kernel, M).
 
-    `spec_a` and `spec_b` are `OperandSpec.recipe_key`s, `accumulation` is exact or fast, `source` is `live`
-    (real rows) or `sampled` (drawn from the learned statistics). `sqnr_db_low` and `_high` bound the
-    90 % interval of the mean over `observations`; `underflow` and `saturation` are the worse operand's.
+    `spec_a` and `spec_b` are `OperandSpec.recipe_key`s, `accumulation` is exact or fast, `kernel` is what
+    stood for the recipe (empty in a file of version 1), `source` is `live` (real rows) or `sampled` (drawn
+    from the learned statistics). `m` is the contracted length that a wgrad was tried at; 0 where the error
+    does not depend on M (fwd and dgrad: rows are independent) or the M was the training's own.
+
+    Numbers are means over `observations`, `row_max` the worst of them. `sqnr_db_low` and `_high` bound the
+    90 % interval (Student's t) of the mean of `sqnr_db`, `<name>_half` is half the width of that of `<name>`
+    (of `row_max`: of the mean over observations of the worst row); both are 0 wide where less than two
+    observations, or a file of version 1, say nothing of a spread. `underflow` and `saturation` are the worse
+    operand's.
     """
 
     site: list[str] = []
@@ -90,18 +103,29 @@ class ErrorTable(_Table):
     spec_a: list[str] = []
     spec_b: list[str] = []
     accumulation: list[str] = []
+    kernel: list[str] = []
     source: list[str] = []
+    m: list[int] = []
     observations: list[int] = []
     sqnr_db: list[float] = []
     sqnr_db_low: list[float] = []
     sqnr_db_high: list[float] = []
+    rel_err: list[float] = []
+    rel_err_half: list[float] = []
     row_p50: list[float] = []
+    row_p50_half: list[float] = []
     row_p99: list[float] = []
+    row_p99_half: list[float] = []
     row_max: list[float] = []
+    row_max_half: list[float] = []
     bias: list[float] = []
+    bias_half: list[float] = []
     mere: list[float] = []
+    mere_half: list[float] = []
     underflow: list[float] = []
+    underflow_half: list[float] = []
     saturation: list[float] = []
+    saturation_half: list[float] = []
 
 
 class ProductTable(_Table):
@@ -173,6 +197,27 @@ class StepShares(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     basis: str
 
 
+class Overhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What observing costs the training, by the clock.
+
+    Attributes:
+        plain_step_us: Median time of a step that was not observed.
+        observed_step_us: Mean time of an observed step that keeps statistics only; null where none was.
+        full_step_us: Mean time of one that measures live errors and distributions besides; null where none
+            was.
+        every: Steps from one observed step to the next, as it was in the end.
+        live_every: Every such observed step is a full one.
+        percent: Mean extra time of an observed step over `every` plain steps.
+    """
+
+    plain_step_us: float
+    observed_step_us: float | None
+    full_step_us: float | None
+    every: int
+    live_every: int
+    percent: float
+
+
 class Profile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of `profile.json`."""
 
@@ -186,4 +231,5 @@ class Profile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     casts: CastTable
     loss: LossTable
     step: StepShares | None = None
+    overhead: Overhead | None = None
     notes: list[str] = []

@@ -12,6 +12,7 @@ from loka.artifacts.envelope import Envelope, Schema, read_envelope, write_envel
 from loka.artifacts.environment import Environment
 from loka.artifacts.plan import Plan
 from loka.artifacts.profile import Profile
+from loka.artifacts.profile_upgrade import upgrade_profile
 from loka.errors import ArtifactError, UsageError, unknown_name
 
 __all__ = [
@@ -70,7 +71,7 @@ def check_columns(profile: Profile, where: str) -> None:
                 )
 
 
-PROFILE: Schema[Profile] = Schema("loka.profile", 1, Profile, check=check_columns)
+PROFILE: Schema[Profile] = Schema("loka.profile", 2, Profile, upgrade=upgrade_profile, check=check_columns)
 PLAN: Schema[Plan] = Schema("loka.plan", 1, Plan)
 BENCHMARK: Schema[Benchmark] = Schema("loka.benchmark", 1, Benchmark)
 RECORDS: dict[str, Schema[dict[str, Any]]] = {
@@ -88,7 +89,7 @@ def write_profile(path: Pathlike, profile: Profile, *, environment: Environment 
 
 
 def read_profile(path: Pathlike) -> Profile:
-    """Read `profile.json`.
+    """Read `profile.json`, of the current version or the one before.
 
     Raises:
         ArtifactError: one sentence with the file, the JSON path and the value.

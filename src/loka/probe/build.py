@@ -138,7 +138,17 @@ def _site_table(sites: Sequence[Site], observed: Mapping[str, SiteObservation]) 
         table.m_min.append(low)
         table.m_p50.append(middle)
         table.m_max.append(high)
+        table.nonfinite_rows.append(_nonfinite_rows(observed.get(site.name)))
     return table
+
+
+def _nonfinite_rows(site: SiteObservation | None) -> int:
+    if site is None:
+        return 0
+    counts = [
+        site.moments[o].nonfinite_rows for o in (Operand.INPUT, Operand.GRAD_OUTPUT) if o in site.moments
+    ]
+    return sum(int(count) for count in counts)
 
 
 def _tell(what: str) -> None:

@@ -189,7 +189,7 @@ class Probe:
         intervals = [
             interval
             for key, interval in self._log.intervals()
-            if key[1] is not Pass.WGRAD  # a mean gradient fluctuates by itself
+            if key.pass_ is not Pass.WGRAD  # a mean gradient fluctuates by itself
         ]
         return bool(intervals) and all(
             i.count >= _SETTLED_OBSERVATIONS and i.high - i.low <= 2 * _SETTLED_DB for i in intervals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ __all__ = ["CastTimes", "Facts", "LossChange", "MeasuredError", "ProductTime"]
 # fp32 master. The first one that was measured is taken.
 _ACTIVATION_DTYPES = (Format.BF16, Format.FP16, Format.FP32)
 _WEIGHT_DTYPES = (Format.FP32, Format.BF16, Format.FP16)
+
+_Recipe = tuple[str, Pass, str, str, str]  # site, pass, recipe key of A, of B, accumulation
 
 
 class MeasuredError(NamedTuple):
@@ -85,13 +88,15 @@ class Facts:
     Attributes:
         sites: Every site, in order.
         errors: (site, pass, recipe key of A, of B, accumulation) to the row that decides.
+        kernel_errors: The same key with a kernel's name, to the row that was measured with that very kernel.
         products: (m, n, k, pass, kernel) to its time on the profile's device.
         casts: Times of casts on the profile's device.
         loss: (site, pass, recipe key of A, of B) to the change of the loss.
     """
 
     sites: tuple[Site, ...]
-    errors: dict[tuple[str, Pass, str, str, str], MeasuredError]
+    errors: dict[_Recipe, MeasuredError]
+    kernel_errors: dict[tuple[_Recipe, str], MeasuredError]
     products: dict[tuple[int, int, int, Pass, str], ProductTime]
     casts: CastTimes
     loss: dict[tuple[str, Pass, str, str], LossChange]
@@ -103,6 +108,7 @@ class Facts:
         return cls(
             profile.sites.sites(),
             _errors(profile.errors),
+            _kernel_errors(profile.errors),
             _products(profile.products, device),
             CastTimes(_casts(profile.casts, device)),
             _loss(profile.loss),
@@ -114,10 +120,18 @@ class Facts:
         return bool(self.products)
 
     def error(
-        self, site: str, pass_: Pass, a: OperandSpec, b: OperandSpec, accumulation: Accumulation
+        self,
+        site: str,
+        pass_: Pass,
+        a: OperandSpec,
+        b: OperandSpec,
+        accumulation: Accumulation,
+        *,
+        kernel: str = "",
     ) -> MeasuredError | None:
-        """The error of a recipe at a site."""
-        return self.errors.get((site, pass_, a.recipe_key, b.recipe_key, str(accumulation)))
+        """The error of a recipe at a site; the row of the kernel itself goes before its recipe's."""
+        key = (site, pass_, a.recipe_key, b.recipe_key, str(accumulation))
+        return self.kernel_errors.get((key, kernel)) or self.errors.get(key)
 
     def product(self, problem: GemmProblem, kernel: str) -> ProductTime | None:
         """The time of a product."""
@@ -129,17 +143,33 @@ class Facts:
         return None if found is None else found.p50_us
 
 
-def _errors(t: ErrorTable) -> dict[tuple[str, Pass, str, str, str], MeasuredError]:
-    out: dict[tuple[str, Pass, str, str, str], MeasuredError] = {}
+def _errors(t: ErrorTable) -> dict[_Recipe, MeasuredError]:
+    out: dict[_Recipe, MeasuredError] = {}
+    for key, _, new in _rows(t):
+        out[key] = _deciding(out.get(key), new)
+    return out
+
+
+def _kernel_errors(t: ErrorTable) -> dict[tuple[_Recipe, str], MeasuredError]:
+    out: dict[tuple[_Recipe, str], MeasuredError] = {}
+    for key, kernel, new in _rows(t):
+        if kernel:  # version 1 did not say
+            out[key, kernel] = _deciding(out.get((key, kernel)), new)
+    return out
+
+
+def _rows(t: ErrorTable) -> Iterator[tuple[_Recipe, str, MeasuredError]]:
     keys = zip(t.site, t.pass_, t.spec_a, t.spec_b, t.accumulation, strict=True)
     values = zip(t.sqnr_db, t.sqnr_db_low, t.row_p99, t.saturation, t.source, strict=True)
-    for key, value in zip(keys, values, strict=True):
-        new = MeasuredError(*value)
-        old = out.get(key)
-        # Real rows are worth more than drawn ones; of equals the worse one decides.
-        if old is None or (new.source == "live", -new.sqnr_db_low) > (old.source == "live", -old.sqnr_db_low):
-            out[key] = new
-    return out
+    for key, kernel, value in zip(keys, t.kernel, values, strict=True):
+        yield key, kernel, MeasuredError(*value)
+
+
+def _deciding(old: MeasuredError | None, new: MeasuredError) -> MeasuredError:
+    """Real rows are worth more than drawn ones; of equals the worse one decides."""
+    if old is None or (new.source == "live", -new.sqnr_db_low) > (old.source == "live", -old.sqnr_db_low):
+        return new
+    return old
 
 
 def _products(t: ProductTable, device: str) -> dict[tuple[int, int, int, Pass, str], ProductTime]:
