@@ -1,0 +1,152 @@
+"""What Probe costs and how well it predicts, on one GPU.
+
+    python benchmarks/probe_h200.py --out probe_h200.json [--commit HASH] [--parts overhead profile ...]
+
+overhead: blocks of steps of the compiled L tower with Probe and without it, in turn. A block holds one
+observed step; every tenth of those is a full one (live errors and distributions). What a block costs more is
+what one observed step costs; at every = 100 that is spread over 100 plain steps. Finding the sites in the
+first step and the one profiled step are paid once and reported apart.
+profile: seconds that `profile()` of the L tower takes, kernels compiled and vetted anew.
+fidelity, faults, loss: see `fidelity.py`, `faulty_kernel.py`, `loss_prediction.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+
+from loka.artifacts import Profile, describe_environment, write_benchmark
+from loka.numerics.intervals import mean_interval
+from loka.probe import Probe
+from towers import TowerStep
+
+EVERY, LIVE_EVERY = 100, 10
+BLOCK_STEPS, BLOCKS = 4, 60
+
+Metrics = dict[str, float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", help="of the code, where the checkout does not say")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--parts", nargs="+", default=["tower", "fidelity", "faults", "loss"])
+    parser.add_argument("--blocks", type=int, default=BLOCKS)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)8.0f ms %(message)s")
+    metrics: Metrics = {}
+    details: dict[str, object] = {"notes": [" ".join((__doc__ or "").split())]}
+    for part in args.parts:
+        started = time.monotonic()
+        found = measured(part, args.device, args.blocks)
+        metrics |= found
+        details[f"seconds of {part}"] = time.monotonic() - started
+        for name, value in found.items():
+            print(f"{name:64} {value:12.5g}", flush=True)
+        environment = describe_environment()
+        if args.commit:
+            environment = msgspec.structs.replace(environment, commit=args.commit)
+        write_benchmark(args.out, metrics, details, environment=environment)
+
+
+def measured(part: str, device: str, blocks: int) -> Metrics:
+    """The metrics of one part."""
+    if part == "tower":
+        return tower(device, blocks)
+    module = {"fidelity": "fidelity", "faults": "faulty_kernel", "loss": "loss_prediction"}[part]
+    measure: Callable[..., Metrics] = importlib.import_module(module).measure
+    return measure(device)
+
+
+def tower(device: str, blocks: int) -> Metrics:
+    """Overhead and profile of the L tower."""
+    step = TowerStep("L", device=device)
+    for _ in range(3):
+        step()
+    base_bytes = torch.cuda.memory_allocated()
+    probe = Probe(step.model, every=BLOCK_STEPS, live_every=LIVE_EVERY, max_overhead=None)
+    with probe:
+        found, attach_s = _attached(probe, step)
+        metrics = _overhead(probe, step, blocks) | found
+    metrics["probe_attach_seconds@L"] = attach_s
+    metrics["probe_statistics_bytes@L"] = probe.statistics_bytes
+    metrics["probe_allocated_bytes@L"] = torch.cuda.memory_allocated() - base_bytes
+    metrics["probe_peak_allocated_bytes@L"] = torch.cuda.max_memory_allocated()
+    started = time.monotonic()
+    profile: Profile = probe.profile()
+    metrics["profile_seconds@L"] = time.monotonic() - started
+    metrics["profile_errors@L"] = len(profile.errors)
+    metrics["profile_products@L"] = len(profile.products)
+    metrics["profile_casts@L"] = len(profile.casts)
+    return metrics
+
+
+def _attached(probe: Probe, step: TowerStep) -> tuple[Metrics, float]:
+    """The steps that are not like the others: sites, first observed, profiled."""
+    before = _seconds(step, 4) / 4
+    started = time.monotonic()
+    for _ in range(4 * BLOCK_STEPS):
+        step()
+        probe.step()
+    torch.cuda.synchronize()
+    once = time.monotonic() - started - 4 * BLOCK_STEPS * before
+    return {"plain_step_us@L.before": before * 1e6}, once
+
+
+def _overhead(probe: Probe, step: TowerStep, blocks: int) -> Metrics:
+    def observed() -> None:
+        for _ in range(BLOCK_STEPS):
+            step()
+            probe.step()
+
+    def plain() -> None:
+        for _ in range(BLOCK_STEPS):
+            step()
+
+    extra_us, plain_us = [], []
+    for block in range(blocks):
+        calls: list[Callable[[], None]] = [plain, observed]
+        times = {call: _seconds(call, 1) for call in (calls if block % 2 else reversed(calls))}
+        plain_us.append(times[plain] / BLOCK_STEPS * 1e6)
+        extra_us.append((times[observed] - times[plain]) * 1e6)
+    # One block in ten holds a full step: whole tens are independent, single blocks are not alike.
+    tens = [sum(extra_us[i : i + LIVE_EVERY]) / LIVE_EVERY for i in range(0, blocks, LIVE_EVERY)]
+    interval = mean_interval(tens)
+    step_us = sorted(plain_us)[blocks // 2]
+    ranked = sorted(extra_us)
+    percent = functools.partial(_percent, step_us=step_us)
+    return {
+        "plain_step_us@L": step_us,
+        "observed_step_extra_us@L": interval.mean,
+        "observed_step_extra_us@L.median": ranked[blocks // 2],
+        "observed_step_extra_us@L.full": sum(ranked[-(blocks // LIVE_EVERY) :]) / (blocks // LIVE_EVERY),
+        "overhead_percent@L": percent(interval.mean),
+        "overhead_percent@L.low": percent(interval.low),
+        "overhead_percent@L.high": percent(interval.high),
+    }
+
+
+def _percent(extra_us: float, *, step_us: float) -> float:
+    return 100 * extra_us / (EVERY * step_us)
+
+
+def _seconds(call: Callable[[], object], times: int) -> float:
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(times):
+        call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()
