@@ -1,9 +1,14 @@
 """Exact maths: the cast's formula, the reference product, errors and mergeable statistics."""
 
+from loka.numerics.amax_history import HISTORY_STEPS, AmaxHistory
 from loka.numerics.cast import amax_of, cast_operand, decode_scale, round_to_format
+from loka.numerics.covariance import FULL_FEATURES, RANK, SKETCH, Covariance
+from loka.numerics.drift import WINDOW_STEPS, Drift, total_variation
 from loka.numerics.dtypes import format_of, torch_dtype
 from loka.numerics.error import CastLoss, ProductError, cast_loss, product_error, sqnr_db
+from loka.numerics.marginals import MARGINAL_BINS, Marginals
 from loka.numerics.moments import HISTOGRAM_BINS, HISTOGRAM_MIN_EXPONENT, Moments
+from loka.numerics.operand_statistics import BatchStatistics, OperandStatistics, statistics_bytes
 from loka.numerics.product import exact_product, product_of_operands
 from loka.numerics.quantized import (
     Quantized,
@@ -15,10 +20,22 @@ from loka.numerics.quantized import (
 )
 
 __all__ = [
+    "FULL_FEATURES",
     "HISTOGRAM_BINS",
     "HISTOGRAM_MIN_EXPONENT",
+    "HISTORY_STEPS",
+    "MARGINAL_BINS",
+    "RANK",
+    "SKETCH",
+    "WINDOW_STEPS",
+    "AmaxHistory",
+    "BatchStatistics",
     "CastLoss",
+    "Covariance",
+    "Drift",
+    "Marginals",
     "Moments",
+    "OperandStatistics",
     "ProductError",
     "Quantized",
     "amax_of",
@@ -36,5 +53,7 @@ __all__ = [
     "scale_per_element",
     "scale_shape",
     "sqnr_db",
+    "statistics_bytes",
     "torch_dtype",
+    "total_variation",
 ]

@@ -10,7 +10,7 @@ Rows with a non-finite element are counted and left out, so one bad row cannot p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class Moments:
         zeros: int64 (), exact zeros.
         negatives: int64 (), elements below 0 (fast accumulation is biased on one-signed data).
         exponents: int64 [64], histogram of floor(log2 |x|) of the non-zero elements.
+        row_exponents: int64 [64], histogram of floor(log2 amax) of the rows that are not all zero.
         nonfinite_rows: int64 (), rows left out.
     """
 
@@ -45,6 +46,7 @@ class Moments:
     zeros: Tensor
     negatives: Tensor
     exponents: Tensor
+    row_exponents: Tensor
     nonfinite_rows: Tensor
 
     @classmethod
@@ -62,35 +64,52 @@ class Moments:
             zeros=count(),
             negatives=count(),
             exponents=torch.zeros(HISTOGRAM_BINS, dtype=torch.int64, device=device),
+            row_exponents=torch.zeros(HISTOGRAM_BINS, dtype=torch.int64, device=device),
             nonfinite_rows=count(),
         )
 
     @classmethod
     def of(cls, x: Tensor) -> Moments:
-        """Statistics of the rows of x [rows, F]; no host synchronisation."""
+        """Statistics of the rows of x [rows, F], any float or integer dtype; no host synchronisation.
+
+        Raises:
+            UsageError: if x is not 2-D.
+        """
         if x.dim() != 2:
             raise UsageError(f"Moments.of takes [rows, features], got shape {tuple(x.shape)}")
-        if x.shape[0] == 0:
-            return cls.empty(x.shape[1], x.device)
+        if x.numel() == 0:
+            return replace(cls.empty(x.shape[1], x.device), count=_count(x.shape[0], x.device))
         wide = x.float()
-        good = (wide.abs() < torch.inf).all(dim=1)
-        kept = torch.where(good[:, None], wide, torch.zeros((), device=x.device))
+        magnitude = wide.abs()
+        row_amax = magnitude.amax(dim=1)  # NaN where the row has one
+        good = row_amax < torch.inf
+        kept = torch.where(good[:, None], wide, 0.0)
         n = good.sum()
         mean = kept.sum(dim=0, dtype=torch.float64) / n.clamp(min=1)
-        deviation = torch.where(good[:, None], kept.double() - mean, 0.0)
+        deviation = torch.where(good[:, None], kept - mean, 0.0)  # fp64: fp32 - fp64
+        exponents = _exponent_histogram(kept)
         return cls(
             count=n,
             mean=mean,
-            m2=deviation.square().sum(dim=0),
+            m2=deviation.square_().sum(dim=0),
             amax=kept.abs().amax(dim=0),
-            zeros=((kept == 0) & good[:, None]).sum(),
+            zeros=n * x.shape[1] - exponents.sum(),
             negatives=(kept < 0).sum(),
-            exponents=_exponent_histogram(kept),
+            exponents=exponents,
+            row_exponents=_exponent_histogram(torch.where(good, row_amax, 0.0)),
             nonfinite_rows=(~good).sum(),
         )
 
     def merge(self, other: Moments) -> Moments:
-        """The statistics of both sets of rows."""
+        """The statistics of both sets of rows; exact but for the rounding of fp64.
+
+        Raises:
+            UsageError: if they are of different numbers of features.
+        """
+        if self.mean.shape != other.mean.shape:
+            raise UsageError(
+                f"moments of {self.mean.numel()} and of {other.mean.numel()} features cannot be merged"
+            )
         total = self.count + other.count
         delta = other.mean - self.mean
         share = other.count.double() / total.clamp(min=1)  # whole / whole would be FP32
@@ -102,6 +121,7 @@ class Moments:
             zeros=self.zeros + other.zeros,
             negatives=self.negatives + other.negatives,
             exponents=self.exponents + other.exponents,
+            row_exponents=self.row_exponents + other.row_exponents,
             nonfinite_rows=self.nonfinite_rows + other.nonfinite_rows,
         )
 
@@ -122,6 +142,10 @@ class Moments:
     def to(self, device: torch.device | str) -> Moments:
         """A copy on another device."""
         return Moments(**{name: t.to(device) for name, t in self.tensors().items()})
+
+
+def _count(rows: int, device: torch.device) -> Tensor:
+    return torch.full((), rows, dtype=torch.int64, device=device)
 
 
 def _exponent_histogram(x: Tensor) -> Tensor:

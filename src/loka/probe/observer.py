@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from loka.numerics import Moments, amax_of
+from loka.numerics import BatchStatistics, Moments, OperandStatistics, amax_of
 from loka.probe.live import SAMPLED_ROWS, Captured, row_sample, site_generator
 from loka.vocab import Granularity, Operand, Pass
 
@@ -28,21 +29,28 @@ class SiteObservation:
     """Everything learned at one site.
 
     Attributes:
-        moments: Statistics by operand. Those of the weight are of the last observed step, the others add up.
+        operands: Statistics by operand. The weight's moments are of the last observed step; others add up.
         m_seen: Rows of a call to how often they were seen.
         passes: The passes that were seen to run.
+        calls: Calls in the last observed step, among which the sampled rows are shared out.
     """
 
-    moments: dict[Operand, Moments] = field(default_factory=dict)
+    operands: dict[Operand, OperandStatistics] = field(default_factory=dict)
     m_seen: Counter[int] = field(default_factory=Counter)
     passes: set[Pass] = field(default_factory=set)
+    calls: int = 0
 
-    def add(self, operand: Operand, values: Tensor) -> None:
-        """Merge rows [rows, features] into the operand's statistics."""
-        new = Moments.of(values)
-        old = self.moments.get(operand)
-        merged = new if old is None or operand is Operand.WEIGHT else old.merge(new)
-        self.moments[operand] = merged
+    @property
+    def moments(self) -> Mapping[Operand, Moments]:
+        """The moments by operand, for reading."""
+        return MappingProxyType({operand: known.moments for operand, known in self.operands.items()})
+
+    def take(self, operand: Operand, batch: BatchStatistics, *, step: int) -> None:
+        """Add what one tensor gave to the operand's statistics."""
+        if operand not in self.operands:
+            features, device = batch.moments.mean.numel(), batch.moments.mean.device
+            self.operands[operand] = OperandStatistics.empty(features, device)
+        self.operands[operand].take(batch, step=step, replaces=operand is Operand.WEIGHT)
 
 
 class Observer:
@@ -72,8 +80,13 @@ class Observer:
         self._waiting: dict[str, Captured] = {}
         self._step = 0
 
-    def arm(self, step: int) -> None:
-        """Place the hooks for the next step."""
+    def arm(self, step: int, *, full: bool = True) -> None:
+        """Place the hooks for the next step.
+
+        Args:
+            step: Its number.
+            full: Take distributions and rows for live errors as well, not moments alone.
+        """
         self._step = step
         for name, module in self._linears.items():
             self._handles.append(module.register_forward_hook(self._forward_hook(name), with_kwargs=True))
@@ -113,14 +126,14 @@ class Observer:
         site.m_seen[x_MK.shape[0]] += 1
         if x_MK.shape[0] == 0:
             return None
-        site.add(Operand.INPUT, x_MK)
+        site.take(Operand.INPUT, BatchStatistics.of(x_MK), step=self._step)
         if not first:
             return None
         weight = module.get_parameter("weight")
         needed = {Pass.FWD: True, Pass.DGRAD: x.requires_grad, Pass.WGRAD: weight.requires_grad}
         passes = frozenset(pass_ for pass_, runs in needed.items() if runs)
         site.passes |= passes
-        site.add(Operand.WEIGHT, weight.detach())
+        site.take(Operand.WEIGHT, BatchStatistics.of(weight.detach()), step=self._step)
         rows = self._rows(name, x_MK)
         captured = Captured(
             x=x_MK if rows is None else x_MK[rows],
@@ -142,7 +155,7 @@ class Observer:
             g_MN = grad.detach().reshape(-1, grad.shape[-1])
             if g_MN.shape[0] == 0:
                 return
-            self.sites[name].add(Operand.GRAD_OUTPUT, g_MN)
+            self.sites[name].take(Operand.GRAD_OUTPUT, BatchStatistics.of(g_MN), step=self._step)
             if captured is None or self._waiting.get(name) is not captured:
                 return
             rows = self._rows(name, g_MN)

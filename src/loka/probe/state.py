@@ -1,7 +1,8 @@
 """What Probe learned of a model's sites, as plain tensors to be saved beside the model's.
 
-Keys, their parts separated by tabs: `moments site operand field`; `m_seen site`, int64 [n, 2]: rows of a call
-and how often; `passes site`, bool [3] in the order of `Pass`.
+Keys, their parts separated by tabs: `statistics site operand field`, the field dotted as in `moments.mean`;
+`m_seen site`, int64 [n, 2]: rows of a call and how often; `passes site`, bool [3] in the order of `Pass`;
+`calls site`, int64 (): calls in the last observed step. A state of 0.1.0 has `moments site operand field`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from loka.numerics import Moments
+from loka.numerics import Moments, OperandStatistics
 from loka.probe.observer import SiteObservation
 from loka.vocab import Operand, Pass
 
@@ -23,11 +24,12 @@ def state_of_sites(sites: Mapping[str, SiteObservation]) -> dict[str, Tensor]:
     """The observations of every site as tensors on the CPU."""
     state: dict[str, Tensor] = {}
     for name, site in sites.items():
-        for operand, moments in site.moments.items():
-            for field, tensor in moments.tensors().items():
-                state[f"moments\t{name}\t{operand}\t{field}"] = tensor.cpu()
+        for operand, known in site.operands.items():
+            for field, tensor in known.tensors().items():
+                state[f"statistics\t{name}\t{operand}\t{field}"] = tensor.cpu()
         state[f"m_seen\t{name}"] = torch.tensor(sorted(site.m_seen.items())).reshape(-1, 2)
         state[f"passes\t{name}"] = torch.tensor([pass_ in site.passes for pass_ in Pass])
+        state[f"calls\t{name}"] = torch.tensor(site.calls)
     return state
 
 
@@ -37,14 +39,20 @@ def sites_of_state(state: Mapping[str, Tensor], *, where: torch.device) -> dict[
     fields: dict[tuple[str, Operand], dict[str, Tensor]] = {}
     for key, tensor in state.items():
         kind, _, rest = key.partition("\t")
-        if kind == "moments":
+        if kind in ("statistics", "moments"):
             name, operand, field = rest.split("\t")
-            fields.setdefault((name, Operand(operand)), {})[field] = tensor.to(where)
+            dotted = field if kind == "statistics" else f"moments.{field}"
+            fields.setdefault((name, Operand(operand)), {})[dotted] = tensor.to(where)
         elif kind == "m_seen":
             sites.setdefault(rest, SiteObservation()).m_seen = Counter(dict(tensor.tolist()))
         elif kind == "passes":
             ran = {pass_ for pass_, runs in zip(Pass, tensor.tolist(), strict=True) if runs}
             sites.setdefault(rest, SiteObservation()).passes = ran
+        elif kind == "calls":
+            sites.setdefault(rest, SiteObservation()).calls = int(tensor)
     for (name, operand_), tensors in fields.items():
-        sites.setdefault(name, SiteObservation()).moments[operand_] = Moments(**tensors)
+        mean = tensors["moments.mean"]
+        tensors.setdefault("moments.row_exponents", Moments.empty(mean.numel(), where).row_exponents)
+        known = OperandStatistics.from_tensors(tensors)
+        sites.setdefault(name, SiteObservation()).operands[operand_] = known
     return sites
