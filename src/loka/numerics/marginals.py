@@ -4,9 +4,10 @@ Bins are half octaves of both signs and one bin for exact zeros, in rising order
 
     bin 0 ... 30  negative, magnitude falling     bin 31  exactly 0     bin 32 ... 63  positive, rising
 
-A feature's `origin` is the half octave floor(2 log2 |x|) of its largest magnitude, which belongs to bins 0 and
-63. The innermost bins (30 and 32) also hold everything smaller, 15 octaves below the largest. Merging shifts
-the histogram with the lower origin by whole bins, so it is exact: counts do not depend on how rows were split.
+A feature's `origin` is the half octave floor(2 log2 |x|) of its largest magnitude, which belongs to bins 0
+and 63. The innermost bins (30 and 32) also hold everything smaller, 15 octaves below the largest. Merging
+shifts the histogram with the lower origin by whole bins, so it is exact: counts do not depend on how rows
+were split.
 """
 
 from __future__ import annotations

@@ -1,0 +1,121 @@
+"""Correlated normal numbers: a factor of a correlation matrix, full or of low rank, and draws from it.
+
+Shapes: F features, R directions. Everything is worked out in fp64 on the CPU and only then moved, so that a
+draw is the same on every device up to the rounding of one product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loka.numerics.covariance import RANK, Covariance, sketch_signs
+
+__all__ = ["CorrelatedNormal", "correlation_and_std", "nystroem_loadings"]
+
+_JITTERS = (1e-9, 1e-7, 1e-6)
+_CORE_FLOOR = 1e-6  # eigenvalues of a sketch's core below this share of the largest are fp32 rounding
+
+
+@dataclass(slots=True)
+class CorrelatedNormal:
+    """Rows of F normal numbers of mean 0 and variance 1, correlated across features.
+
+    Attributes:
+        lower: fp32 [F, F] with lower @ lower.T the correlation; None where it is of low rank.
+        loadings: fp32 [F, R]; None where it is full.
+        own: fp32 [F], deviation of what each feature has for itself, beside `loadings`.
+    """
+
+    lower: Tensor | None
+    loadings: Tensor | None
+    own: Tensor | None
+
+    @classmethod
+    def of_matrix(cls, correlation: Tensor, *, device: torch.device) -> CorrelatedNormal:
+        """From a symmetric matrix fp64 [F, F] with a unit diagonal; the nearest one that can be is taken.
+
+        Raises nothing: a matrix that is no correlation has its negative eigenvalues set to 0 and its diagonal
+        scaled back to 1 (one step of Higham 2002, "Computing the nearest correlation matrix").
+        """
+        matrix = correlation.cpu().double()
+        lower = _cholesky(matrix)
+        if lower is None:
+            values, vectors = torch.linalg.eigh(matrix)
+            factor = vectors * values.clamp(min=0).sqrt()
+            factor = factor / factor.square().sum(dim=1, keepdim=True).sqrt().clamp(min=1e-12)
+            lower = _cholesky(factor @ factor.t())
+            lower = factor if lower is None else lower
+        return cls(lower.float().to(device), None, None)
+
+    @classmethod
+    def of_loadings(cls, loadings: Tensor, *, device: torch.device) -> CorrelatedNormal:
+        """From loadings [F, R]; longer rows are cut to length 1, what is missing to 1 is each one's own."""
+        wide = loadings.cpu().double()
+        length = wide.square().sum(dim=1, keepdim=True)
+        wide = wide / length.sqrt().clamp(min=1)
+        own = (1 - wide.square().sum(dim=1)).clamp(min=0).sqrt()
+        return cls(None, wide.float().to(device), own.float().to(device))
+
+    def draw(self, rows: int, generator: torch.Generator) -> Tensor:
+        """fp32 [rows, F]; the independent numbers behind it come from the CPU `generator`."""
+        if self.lower is not None:
+            z = torch.randn(rows, self.lower.shape[1], generator=generator).to(self.lower.device)
+            return z @ self.lower.t()
+        assert_loadings, own = self.loadings, self.own
+        if assert_loadings is None or own is None:
+            raise TypeError("a CorrelatedNormal holds `lower`, or `loadings` and `own`")
+        z = torch.randn(rows, assert_loadings.shape[1], generator=generator).to(own.device)
+        e = torch.randn(rows, own.numel(), generator=generator).to(own.device)
+        return z @ assert_loadings.t() + own * e
+
+
+def correlation_and_std(covariance: Covariance) -> tuple[Tensor, Tensor]:
+    """Of a full covariance: correlation fp64 [F, F] and sample standard deviation fp64 [F], on the CPU.
+
+    A constant feature has deviation 0 and correlates with nothing.
+    """
+    freedom = max(int(covariance.count) - 1, 1)
+    matrix = covariance.scatter.cpu().double() / freedom
+    matrix = (matrix + matrix.t()) / 2
+    std = matrix.diagonal().clamp(min=0).sqrt()
+    inverse = torch.where(std > 0, 1 / std.clamp(min=1e-300), 0.0)
+    correlation = matrix * inverse[:, None] * inverse[None, :]
+    correlation.clamp_(-1, 1)
+    correlation.diagonal().fill_(1)
+    return correlation, std
+
+
+def nystroem_loadings(covariance: Covariance, rank: int = RANK) -> tuple[Tensor, Tensor]:
+    """Of a sketched covariance: loadings fp64 [F, rank] and standard deviation fp64 [F], on the CPU.
+
+    loadings @ loadings.T is the Nystroem approximation Y (Omega^T Y)^-1 Y^T of the covariance, cut to its
+    leading directions (Tropp et al. 2017, algorithm 3, in eigenvalues of the 128 x 128 core). The largest
+    element of each direction is positive, which makes the factor unique.
+    """
+    freedom = max(int(covariance.count) - 1, 1)
+    sketch = covariance.scatter.cpu().double() / freedom
+    std = (covariance.m2.cpu() / freedom).clamp(min=0).sqrt()
+    core = sketch_signs(covariance.features).double().t() @ sketch
+    values, vectors = torch.linalg.eigh((core + core.t()) / 2)
+    kept = values > _CORE_FLOOR * values[-1].clamp(min=1e-300)
+    root = sketch @ (vectors[:, kept] / values[kept].sqrt())
+    _, directions = torch.linalg.eigh(root.t() @ root)
+    loadings = root @ directions.flip(1)[:, :rank]
+    if loadings.shape[1]:
+        largest = loadings.abs().argmax(dim=0, keepdim=True)
+        loadings = loadings * torch.where(loadings.gather(0, largest) < 0, -1.0, 1.0)
+    return loadings, std
+
+
+def _cholesky(matrix: Tensor) -> Tensor | None:
+    """A lower factor of the matrix with as little added to its diagonal as it needs, or None beyond 1e-6."""
+    for jitter in _JITTERS:
+        scaled = matrix / (1 + jitter)
+        scaled.diagonal().fill_(1)
+        lower, info = torch.linalg.cholesky_ex(scaled)
+        if int(info) == 0:
+            return torch.as_tensor(lower)
+    return None
