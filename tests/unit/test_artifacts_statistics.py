@@ -17,8 +17,9 @@ from loka.artifacts import (
     write_profile,
     write_statistics,
 )
+from loka.artifacts.statistics import write_statistics_in_background
 from loka.errors import ArtifactError
-from loka.numerics import Moments
+from loka.numerics import Moments, OperandStatistics
 from loka.vocab import Operand, Site
 
 
@@ -26,10 +27,18 @@ def _moments(seed: int, features: int) -> Moments:
     return Moments.of(torch.randn(50, features, generator=torch.Generator().manual_seed(seed)))
 
 
-def _statistics() -> dict[str, dict[Operand, Moments]]:
+def _known(seed: int, features: int, *, steps: int = 25, distributions: bool = True) -> OperandStatistics:
+    known = OperandStatistics.empty(features, distributions=distributions)
+    generator = torch.Generator().manual_seed(seed)
+    for step in range(steps):
+        known.add(torch.randn(9, features, generator=generator), step=3 * step, distributions=distributions)
+    return known
+
+
+def _statistics() -> dict[str, dict[Operand, OperandStatistics]]:
     return {
-        "tower/odd.0": {Operand.INPUT: _moments(0, 8), Operand.GRAD_OUTPUT: _moments(1, 4)},
-        "head": {Operand.WEIGHT: _moments(2, 3)},
+        "tower/odd.0": {Operand.INPUT: _known(0, 8), Operand.GRAD_OUTPUT: _known(1, 4, steps=70)},
+        "head": {Operand.WEIGHT: _known(2, 3, distributions=False)},
     }
 
 
@@ -44,11 +53,63 @@ def test_statistics_round_trip_bitwise(tmp_path: Path) -> None:
         ("head", Operand.WEIGHT),
     }
     for site, operands in _statistics().items():
-        for operand, moments in operands.items():
-            for field, tensor in moments.tensors().items():
-                found = read[site][operand].tensors()[field]
-                assert torch.equal(found, tensor), (site, operand, field)
-                assert found.dtype is tensor.dtype
+        for operand, known in operands.items():
+            again = read[site][operand].tensors()
+            assert again.keys() == known.tensors().keys()
+            for field, tensor in known.tensors().items():
+                assert torch.equal(again[field], tensor), (site, operand, field)
+                assert again[field].dtype is tensor.dtype
+            assert read[site][operand].drift() == known.drift()
+            assert read[site][operand].history.steps == known.history.steps
+    assert read["head"][Operand.WEIGHT].covariance is None
+
+
+def test_version_1_is_read(tmp_path: Path) -> None:
+    """Moments without their histogram of rows, as 0.1.0 wrote them."""
+    moments = _moments(0, 3)
+    tensors = {f"head/input/{n}": t for n, t in moments.tensors().items() if n != "row_exponents"}
+    header = '{"schema":"loka.statistics","version":1,"facts":{"steps":4}}'
+    save_file(tensors, tmp_path / "s", metadata={"loka": header})
+    read, facts = read_statistics(tmp_path / "s")
+    assert facts == {"steps": 4}
+    found = read["head"][Operand.INPUT]
+    for name, tensor in found.moments.tensors().items():
+        wanted = torch.zeros_like(tensor) if name == "row_exponents" else moments.tensors()[name]
+        assert torch.equal(tensor, wanted), name
+    assert (found.covariance, found.marginals, found.drift(), found.history.steps) == (None, None, None, ())
+
+
+def test_moments_alone_can_be_written(tmp_path: Path) -> None:
+    moments = _moments(0, 3)
+    write_statistics(tmp_path / "s", {"head": {Operand.INPUT: moments}})
+    found = read_statistics(tmp_path / "s")[0]["head"][Operand.INPUT]
+    assert torch.equal(found.moments.m2, moments.m2)
+
+
+def test_writing_in_the_background_keeps_what_was_known_at_the_call(tmp_path: Path) -> None:
+    known, reference = _known(0, 4), _known(0, 4)
+    writing = write_statistics_in_background(tmp_path / "s", {"head": {Operand.INPUT: known}}, {"steps": 1})
+    known.add(torch.full((5, 4), 1e6))
+    known.moments.mean.fill_(-1.0)
+    second = write_statistics_in_background(
+        tmp_path / "t", {"head": {Operand.INPUT: known}}, {"steps": 2}, after=writing
+    )
+    second.close()
+    read, facts = read_statistics(tmp_path / "s")
+    assert facts == {"steps": 1}
+    for field, tensor in reference.tensors().items():
+        assert torch.equal(read["head"][Operand.INPUT].tensors()[field], tensor), field
+    assert read_statistics(tmp_path / "t")[0]["head"][Operand.INPUT].moments.amax.tolist() == [1e6] * 4
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["s", "t"]
+
+
+def test_a_failed_background_write_is_told_at_the_next_call_or_at_close(tmp_path: Path) -> None:
+    writing = write_statistics_in_background(tmp_path / "none" / "s", {})
+    with pytest.raises(ArtifactError, match="does not exist"):
+        write_statistics_in_background(tmp_path / "t", {}, after=writing)
+    assert not (tmp_path / "t").exists()
+    with pytest.raises(ArtifactError, match="does not exist"):
+        writing.close()
 
 
 def test_equal_statistics_give_equal_bytes(tmp_path: Path) -> None:
@@ -67,7 +128,7 @@ def test_statistics_of_nothing(tmp_path: Path) -> None:
 def test_statistics_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
     moments = _moments(0, 4)
     moments.mean[2] = float("nan")
-    with pytest.raises(ArtifactError, match=r"`head/input/mean`: not every element is finite"):
+    with pytest.raises(ArtifactError, match=r"`head/input/moments\.mean`: not every element is finite"):
         write_statistics(tmp_path / "s", {"head": {Operand.INPUT: moments}})
     assert list(tmp_path.iterdir()) == []
 
@@ -109,7 +170,34 @@ def test_tampered_statistics(tmp_path: Path, key: str, tensor: torch.Tensor | No
     with pytest.raises(ArtifactError, match=re.escape(message)):
         read_statistics(tmp_path / "s")
     save_file(tensors, tmp_path / "s", metadata={"loka": header.replace(":1", ":7")})
-    with pytest.raises(ArtifactError, match="of version 7, this LoKA reads 1"):
+    with pytest.raises(ArtifactError, match="of version 7, this LoKA reads 1 and 2"):
+        read_statistics(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("key", "tensor", "message"),
+    [
+        ("moments.row_exponents", torch.zeros(64), "expected torch.int64 of shape (64,), got torch.float32"),
+        ("covariance.scatter", torch.zeros(3, 4), "`head/input/covariance.scatter`: expected torch.float32"),
+        ("covariance.scatter", torch.full((3, 3), torch.nan), "covariance.scatter`: not every element is"),
+        ("history.amax", None, "`history.amax` is missing"),
+        ("marginals.low", None, "`marginals.low` is missing"),
+        ("moments.mean", None, "`moments.mean` is missing"),
+        ("window.other", torch.zeros(1), "`head/input/window.other`: unknown tensor"),
+    ],
+)  # fmt: skip
+def test_tampered_statistics_of_version_2(
+    tmp_path: Path, key: str, tensor: torch.Tensor | None, message: str
+) -> None:
+    tensors = {f"head/input/{n}": t for n, t in _known(0, 3).tensors().items()}
+    if tensor is None:
+        del tensors[f"head/input/{key}"]
+    else:
+        tensors[f"head/input/{key}"] = tensor
+    save_file(
+        tensors, tmp_path / "s", metadata={"loka": '{"schema":"loka.statistics","version":2,"facts":{}}'}
+    )
+    with pytest.raises(ArtifactError, match=re.escape(message)):
         read_statistics(tmp_path / "s")
 
 
