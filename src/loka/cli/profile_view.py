@@ -1,4 +1,4 @@
-"""A profile for people: a line a site, and every measured error of some sites."""
+"""A profile for people: a line a site, what observing cost, rows that were not finite."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 from rich.table import Table
 
 from loka.artifacts import Profile
+from loka.artifacts.profile import Overhead
 from loka.cli.output import cell
 from loka.sites import check_site_patterns, matches
 from loka.vocab import RECIPES, Pass, Site
 
-__all__ = ["errors_table", "matching", "profile_rows", "site_rows", "sites_table"]
+__all__ = ["matching", "nonfinite_lines", "overhead_text", "profile_rows", "site_rows", "sites_table"]
 
 _SHOWN = ("tensorwise", "rowwise")
 Row = dict[str, Any]
@@ -49,10 +50,11 @@ def site_rows(profile: Profile) -> list[Row]:
         key = (row["site"], row["pass"], row["spec_a"], row["spec_b"])
         if row["accumulation"] == "exact" and (row["source"] == "live" or key not in errors):
             errors[key] = row
-    return [_site_row(site, site.flops / total, errors) for site in sites]
+    bad = dict(zip(profile.sites.name, profile.sites.nonfinite_rows, strict=True))
+    return [_site_row(site, site.flops / total, bad[site.name], errors) for site in sites]
 
 
-def _site_row(site: Site, share: float, errors: Mapping[tuple[Any, ...], Row]) -> Row:
+def _site_row(site: Site, share: float, nonfinite: int, errors: Mapping[tuple[Any, ...], Row]) -> Row:
     row: Row = {
         "site": site.name,
         "kind": site.kind,
@@ -60,6 +62,7 @@ def _site_row(site: Site, share: float, errors: Mapping[tuple[Any, ...], Row]) -
         "n": site.n,
         "k": site.k,
         "flops_share": share,
+        "nonfinite_rows": nonfinite,
         "not_planned": site.not_planned,
     }
     for pass_ in Pass:
@@ -111,23 +114,22 @@ def _pair(found: Sequence[Row | None], name: str, form: str) -> str:
     return " / ".join("-" if f is None else form.format(f[name]) for f in found)
 
 
-def errors_table(rows: Sequence[Row], title: str) -> Table:
-    """Every measured error of one site."""
-    table = Table(title=title, title_justify="left")
-    for name in ("pass", "recipe", "sums", "source"):
-        table.add_column(name)
-    for name in ("SQNR dB", "90 %", "row p50", "row p99", "row max", "underflow", "saturated", "seen"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            str(row["pass"]),
-            f"{row['spec_a']} x {row['spec_b']}",
-            row["accumulation"],
-            row["source"],
-            f"{row['sqnr_db']:.2f}",
-            f"{row['sqnr_db_low']:.2f} .. {row['sqnr_db_high']:.2f}",
-            *(f"{row[name]:.4f}" for name in ("row_p50", "row_p99", "row_max")),
-            *(f"{100 * row[name]:.3f} %" for name in ("underflow", "saturation")),
-            str(row["observations"]),
-        )
-    return table
+def overhead_text(overhead: Overhead | None) -> str:
+    """What observing cost the training, in one line."""
+    if overhead is None:
+        return "observing: not clocked (train for more steps)"
+    kinds = (("observed", overhead.observed_step_us), ("with live errors", overhead.full_step_us))
+    seen = [f"{title} {us / 1000:.2f} ms" for title, us in kinds if us is not None]
+    return (
+        f"observing costs {overhead.percent:.2f} % at every {overhead.every} steps: "
+        f"a plain step {overhead.plain_step_us / 1000:.2f} ms, {', '.join(seen) or 'none observed'}"
+    )
+
+
+def nonfinite_lines(profile: Profile) -> list[str]:
+    """A line for each site whose activations or gradients held rows that are not finite."""
+    return [
+        f"warning: {rows:,} rows at {name} held a NaN or an infinity; they are in no statistics"
+        for name, rows in zip(profile.sites.name, profile.sites.nonfinite_rows, strict=True)
+        if rows
+    ]

@@ -9,11 +9,13 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from loka.artifacts import Profile
 from loka.cli.output import cell
-from loka.cli.quadrants import Judgement, Quadrant
+from loka.cli.profile_view import nonfinite_lines, overhead_text
+from loka.cli.quadrants import Judgement, Quadrant, judge_passes
 from loka.vocab import Requirement
 
-__all__ = ["limits_text", "quadrants_json", "quadrants_parts"]
+__all__ = ["judged_parts", "limits_text", "quadrants_json", "quadrants_parts"]
 
 _MEANS = {
     Quadrant.SAFE_FAST: "switch these",
@@ -63,6 +65,18 @@ def quadrants_parts(judgements: Sequence[Judgement]) -> list[Any]:
             title = f"{quadrant}: {count}, {share:.1f} % of the FLOPs of all products ({_MEANS[quadrant]})"
             parts += [title, _table(inside), ""]
     return parts[:-1]
+
+
+def judged_parts(profile: Profile, requirement: Requirement | None = None) -> list[Any]:
+    """The site table by quadrant, by what it was judged, what observing cost, rows that were not finite."""
+    wanted = requirement or Requirement()
+    return [
+        *quadrants_parts(judge_passes(profile, wanted)),
+        "",
+        limits_text(wanted),
+        overhead_text(profile.overhead),
+        *nonfinite_lines(profile),
+    ]
 
 
 def _table(judgements: Sequence[Judgement]) -> Table:
