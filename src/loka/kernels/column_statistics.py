@@ -1,0 +1,62 @@
+"""Moments of a tensor's columns: by LoKA's Triton kernels on a GPU, by plain torch elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loka.errors import UsageError
+from loka.numerics import Moments
+
+__all__ = ["merge_moments", "moments_of"]
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+_kernels: Any = None
+_sought = False
+
+
+def moments_of(x: Tensor) -> Moments:
+    """Statistics of the rows of x [rows, F]; no host synchronisation.
+
+    On a GPU with Triton: one read of x up to 1,024 features, two above, and no copy of it. Counts are equal
+    to those of `Moments.of`, sums in fp64 are so up to the order of addition.
+
+    Args:
+        x: Any float or integer dtype; bf16, fp16 and fp32 go through Triton.
+
+    Raises:
+        UsageError: if x is not 2-D.
+    """
+    if x.dim() != 2:
+        raise UsageError(f"moments_of takes [rows, features], got shape {tuple(x.shape)}")
+    kernels = _loaded() if x.is_cuda and x.dtype in _DTYPES and x.numel() else None
+    found: Moments = Moments.of(x) if kernels is None else kernels.column_moments(x)
+    return found
+
+
+def merge_moments(a: Moments, b: Moments) -> Moments:
+    """`a.merge(b)`, in one launch on a GPU with Triton.
+
+    Raises:
+        UsageError: if they are of different numbers of features.
+    """
+    on_gpu = a.mean.is_cuda and a.mean.device == b.mean.device and a.mean.shape == b.mean.shape
+    kernels = _loaded() if on_gpu and a.mean.numel() else None
+    found: Moments = a.merge(b) if kernels is None else kernels.merged_moments(a, b)
+    return found
+
+
+def _loaded() -> Any:
+    """The Triton kernels, or None where Triton does not load: plain torch does the same, only slower."""
+    global _kernels, _sought
+    if not _sought:
+        _sought = True
+        try:
+            import loka.kernels.triton.statistics as kernels
+        except ImportError:
+            return None
+        _kernels = kernels
+    return _kernels
