@@ -141,7 +141,9 @@ class _Judge:
         limit, loss = self.requirement.max_loss_increase, candidate.loss
         if limit is None or loss is None or max(0.0, loss.delta_ne) + MARGIN * loss.se <= limit:
             return ""
-        return f"{_loss_text(candidate)} does not keep {limit:.1e}"
+        if loss.delta_ne <= limit:
+            return f"{_loss_text(candidate)} is too uncertain for {limit:.1e}: take more held-out rows"
+        return f"{_loss_text(candidate)} > {limit:.1e}"
 
     def _speedup(self, site: Site, pass_: Pass, candidate: Candidate) -> float | None:
         if candidate.product_us is None:
