@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_profiles import CPU, ProfileBuilder, linear
+from planner_profiles import CPU, ProfileBuilder, add_error, linear
 from test_planner_time import random_profile
 
 from loka.artifacts import Plan, Profile
@@ -172,20 +172,86 @@ def test_pins_spend_the_budget_first() -> None:
 
 
 def test_an_unestimated_switch_is_not_taken_under_a_limit() -> None:
+    """Every kind was estimated somewhere, but not the gradients of `s`."""
     profile = ProfileBuilder(
-        [linear("s")], loss=lambda site, pass_, a, b: (1e-6, 0.0) if pass_ is Pass.FWD else None
+        [linear("r"), linear("s")],
+        loss=lambda site, pass_, a, b: (1e-6, 0.0) if site == "r" or pass_ is Pass.FWD else None,
     ).build()
     plan = make_plan(profile, Requirement())
-    assert [plan.sites[0].choices(p)[0].kernel for p in Pass] == [
+    assert [plan.sites[1].choices(p)[0].kernel for p in Pass] == [
         "emulated.tensorwise",
         HIGH_PRECISION,
         HIGH_PRECISION,
     ]
-    assert plan.sites[0].dgrad[0].reason.endswith("no estimate of the loss")
+    assert plan.sites[1].dgrad[0].reason.endswith("no estimate of the loss")
     free = make_plan(profile, Requirement(max_loss_increase=None))
-    assert predicted(free)[1] == 3
+    assert predicted(free)[1] == 6
     assert free.predicted.delta_ne is None
     assert "not estimated for 2 passes" in free.predicted.note
+
+
+def _forward_only(change: dict[str, tuple[float, float]], *, device: Any = CPU) -> Profile:
+    return ProfileBuilder(
+        [linear(name) for name in change],
+        device=device,
+        loss=lambda site, pass_, *_: change[site] if pass_ is Pass.FWD else None,
+    ).build()
+
+
+def test_a_kind_of_pass_that_was_never_estimated_is_gated_by_error_alone() -> None:
+    plan = make_plan(_forward_only({"a": (1e-5, 1e-6), "b": (3e-4, 0.0)}), Requirement())
+    kernels = {s.name: [s.choices(p)[0].kernel for p in Pass] for s in plan.sites}
+    fp8 = "emulated.tensorwise"
+    assert kernels == {"a": [fp8, fp8, fp8], "b": [HIGH_PRECISION, fp8, fp8]}
+    assert plan.predicted.delta_ne == pytest.approx(1e-5)
+    assert plan.predicted.se == pytest.approx(1e-6)
+    assert plan.predicted.note.endswith("dgrad not estimated, wgrad not estimated: gated by error only")
+    site = plan.sites[0]
+    assert site.fwd[0].reason.endswith("; loss +1.0e-05 (se 1.0e-06)")
+    assert site.dgrad[0].reason.endswith("; loss of dgrad not estimated")
+    strict = make_plan(_forward_only({"a": (1e-5, 1e-6)}), Requirement(min_sqnr_db=99.0))
+    assert predicted(strict)[1] == 0, "the gates on the error hold for every kind"
+
+
+def test_the_sum_over_sites_is_what_the_budget_limits() -> None:
+    """Four forwards of 6e-5 each: three fit into 2e-4, whatever the gradients are."""
+    plan = make_plan(_forward_only(dict.fromkeys("abcd", (6e-5, 0.0))), Requirement())
+    assert sum(s.fwd[0].kernel != HIGH_PRECISION for s in plan.sites) == 3
+    assert sum(s.dgrad[0].kernel != HIGH_PRECISION for s in plan.sites) == 4
+    check_limit(plan, 2e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), strictness, strictness, decibels, decibels, st.sampled_from(list(Pass)))
+def test_nested_plans_with_a_kind_that_was_never_estimated(
+    seed: int, limit_a: float, limit_b: float, db_a: float, db_b: float, missing: Pass
+) -> None:
+    profile = random_profile(seed, 3, loss=True)
+    kept = [i for i, pass_ in enumerate(profile.loss.pass_) if pass_ is not missing]
+    for name in profile.loss.__struct_fields__:
+        column = getattr(profile.loss, name)
+        column[:] = [column[i] for i in kept]
+    loose = make_plan(
+        profile, Requirement(max_loss_increase=max(limit_a, limit_b), min_sqnr_db=min(db_a, db_b))
+    )
+    strict = make_plan(
+        profile, Requirement(max_loss_increase=min(limit_a, limit_b), min_sqnr_db=max(db_a, db_b))
+    )
+    assert predicted(strict)[0] <= predicted(loose)[0] + 1e-9
+    check_limit(strict, min(limit_a, limit_b))
+    check_limit(loose, max(limit_a, limit_b))
+    assert f"{missing} not estimated" in loose.predicted.note
+
+
+def test_the_error_of_the_kernel_itself_goes_before_its_recipes() -> None:
+    profile = ProfileBuilder([linear("s")]).build()
+    add_error(profile, "s", Pass.FWD, "e4m3.tensorwise", "e4m3.tensorwise", 5.0, source="sampled")
+    profile.errors.kernel[-1] = "emulated.tensorwise"
+    plan = make_plan(profile, Requirement())
+    assert plan.sites[0].fwd[0].kernel == "torch.tensorwise", "its own error was not measured"
+    assert plan.sites[0].dgrad[0].kernel == "emulated.tensorwise"
+    reasons = [r.reason for r in plan.rejected if (r.pass_, r.kernel) == (Pass.FWD, "emulated.tensorwise")]
+    assert reasons == ["sqnr 5.0 dB < 20.0"]
 
 
 def test_all_bf16_predicts_no_change() -> None:

@@ -165,7 +165,9 @@ class Candidates:
     def _candidate(self, site: str, shape: _Shape) -> Candidate:
         a, b, accumulation = shape.keys
         pass_ = shape.problem.pass_
-        error = self._facts.errors.get((site, pass_, a, b, accumulation))
+        recipe = (site, pass_, a, b, accumulation)
+        # What was measured with this very kernel goes before what stands for its recipe.
+        error = self._facts.kernel_errors.get((recipe, shape.kernel.name)) or self._facts.errors.get(recipe)
         return Candidate(
             kernel=shape.kernel,
             problem=shape.problem,

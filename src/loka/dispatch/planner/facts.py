@@ -92,6 +92,7 @@ class Facts:
         products: (m, n, k, pass, kernel) to its time on the profile's device.
         casts: Times of casts on the profile's device.
         loss: (site, pass, recipe key of A, of B) to the change of the loss.
+        estimated: The kinds of pass for which a change of the loss was estimated at any site.
     """
 
     sites: tuple[Site, ...]
@@ -100,6 +101,7 @@ class Facts:
     products: dict[tuple[int, int, int, Pass, str], ProductTime]
     casts: CastTimes
     loss: dict[tuple[str, Pass, str, str], LossChange]
+    estimated: frozenset[Pass]
 
     @classmethod
     def of(cls, profile: Profile) -> Facts:
@@ -112,6 +114,7 @@ class Facts:
             _products(profile.products, device),
             CastTimes(_casts(profile.casts, device)),
             _loss(profile.loss),
+            frozenset(profile.loss.pass_),
         )
 
     @property

@@ -33,9 +33,11 @@ def make_plan(profile: Profile, requirement: Requirement | None = None) -> Plan:
     """Choose a kernel for each pass of each site.
 
     Candidates are every kernel that supports the product at the median M, with E4M3 or (for a gradient) E5M2.
-    They are judged by the measured error of their recipe. With times of the profile's device the fastest
-    combination of a site's passes is taken, casts included and shared; without, the coarsest recipe that
-    passes. Nothing here touches a device or a clock.
+    They are judged by the measured error of their recipe, and by their changes of the loss. These add up over
+    the kinds of pass for which the profile holds estimates, and their sum with its margin stays within
+    `max_loss_increase`, spent where it brings most. With times of the profile's device the fastest combination
+    of a site's passes is taken, casts included and shared; without, the coarsest recipe that passes. Nothing
+    here touches a device or a clock.
 
     Args:
         profile: What was measured.
@@ -98,6 +100,7 @@ class _Planning:
         self.sites = [site for site in facts.sites if site.plannable]
         # Without an estimate the loss cannot gate: it is reported as "not estimated".
         self.limit = requirement.max_loss_increase if facts.loss else None
+        self.estimated = facts.estimated
         self.casts = CastCosts(facts)
         self.made = Candidates(facts, profile.device, requirement)
         self.candidates = {
@@ -152,14 +155,15 @@ class _Planning:
         return units, owners
 
     def _usable(self, planning: _SitePlanning, pass_: Pass) -> list[Candidate]:
-        """What may enter the sequence: facts speak for it, and its loss is known where the loss decides."""
+        """What may enter the sequence: facts speak for it, and its loss is known where the loss decides.
+
+        The budget is one over the kinds of pass whose loss was estimated. A kind of which the profile holds
+        no estimate at all spends nothing and is left to the gates on the error; the plan says so.
+        """
         if planning.narrow:
             return []
-        return [
-            c
-            for c in planning.candidates[pass_]
-            if not c.fault and (self.limit is None or c.loss is not None)
-        ]
+        needed = self.limit is not None and pass_ in self.estimated
+        return [c for c in planning.candidates[pass_] if not c.fault and not (needed and c.loss is None)]
 
     def _by_accuracy(self, planning: _SitePlanning, pass_: Pass) -> list[Option]:
         if pass_ in planning.pins:

@@ -59,7 +59,7 @@ class Verdict:
 
     def over_budget(self, candidate: Candidate) -> str:
         """Why the limit on the loss refuses a candidate; empty where it does not."""
-        if self.limit is None:
+        if self.limit is None or self.pass_ not in self.facts.estimated:
             return ""
         if candidate.loss is None:
             return "no estimate of the loss"
@@ -75,12 +75,22 @@ def chosen_reason(verdict: Verdict, pick: Candidate) -> str:
     if verdict.pin is not None:
         return f"pinned by `{verdict.pin.pattern}`" + (f": {error}" if pick.is_quantized else "")
     if not verdict.facts.timed:
-        return f"coarsest recipe that keeps the requirement: {error}"
+        return f"coarsest recipe that keeps the requirement: {error}{_loss_text(verdict, pick)}"
+    error += _loss_text(verdict, pick)
     time = site_time(verdict.site, verdict.fp8_picks, verdict.facts)
     times = f"{time.planned_us:.1f} us with casts, bf16 {time.bf16_us:.1f} us ({time.speedup:.2f}x)"
     if verdict.requirement.min_speedup is None:
         return f"fastest FP8, no min_speedup asked: the site's FP8 passes take {times}; {error}"
     return f"fastest: the site's FP8 passes take {times}; {error}"
+
+
+def _loss_text(verdict: Verdict, pick: Candidate) -> str:
+    """What the pick takes of the budget, where there is one."""
+    if verdict.limit is None:
+        return ""
+    if pick.loss is None:
+        return f"; loss of {verdict.pass_} not estimated"
+    return f"; loss {pick.loss.delta_ne:+.1e} (se {pick.loss.se:.1e})"
 
 
 def _error_text(candidate: Candidate) -> str:

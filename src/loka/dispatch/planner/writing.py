@@ -9,7 +9,7 @@ from loka.dispatch.planner.by_time import Picks, site_time
 from loka.dispatch.planner.facts import Facts
 from loka.dispatch.planner.reasons import Verdict, bf16_reason, chosen_reason, rejected_reason
 from loka.kernels import HIGH_PRECISION, kernel
-from loka.vocab import Site
+from loka.vocab import Pass, Site
 
 __all__ = ["choice_of", "predicted", "rejected_of"]
 
@@ -64,14 +64,18 @@ def predicted(final: list[tuple[Site, Picks]], facts: Facts, device_name: str) -
             f"by accuracy only: no times were measured on {device_name}, so min_speedup does not apply"
         )
     delta = se = None
-    without = sum(c.loss is None for c in switched)
+    counted = [c for c in switched if c.problem.pass_ in facts.estimated]
+    without = sum(c.loss is None for c in counted)
     if not facts.loss:
         notes.append("the loss was not estimated, so max_loss_increase does not apply")
     elif without:
         notes.append(f"the loss was not estimated for {without} passes")
     else:
-        changes = [c.loss for c in switched if c.loss is not None]
+        changes = [c.loss for c in counted if c.loss is not None]
         delta = math.fsum(change.delta_ne for change in changes)
         se = math.sqrt(math.fsum(change.se**2 for change in changes))
         notes.append("changes of the loss are added over passes")
+    never = [pass_ for pass_ in Pass if pass_ not in facts.estimated]
+    if facts.loss and never:
+        notes.append(f"{', '.join(f'{pass_} not estimated' for pass_ in never)}: gated by error only")
     return Predicted(saved_us=saved_us, delta_ne=delta, se=se, note="; ".join(notes))
