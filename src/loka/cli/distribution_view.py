@@ -14,7 +14,7 @@ from loka.numerics import HISTOGRAM_BINS, HISTOGRAM_MIN_EXPONENT
 
 __all__ = ["distribution_parts", "history_lines"]
 
-_BAR = 34  # characters of the fullest octave
+_BAR = 30  # characters of the fullest octave
 _TAIL = 1e-4  # the smallest octaves that hold no more than this together are one line
 _HISTORY_HEIGHT = 4
 

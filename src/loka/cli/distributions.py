@@ -15,7 +15,7 @@ from loka.vocab import Format
 
 __all__ = ["FORMATS", "QUANTILES", "Fate", "fate_of", "fate_shares", "operand_numbers"]
 
-QUANTILES = (0.001, 0.01, 0.25, 0.5, 0.75, 0.99, 0.999)
+QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
 FORMATS = (Format.E4M3, Format.E5M2)
 
 
