@@ -33,11 +33,11 @@ def make_plan(profile: Profile, requirement: Requirement | None = None) -> Plan:
     """Choose a kernel for each pass of each site.
 
     Candidates are every kernel that supports the product at the median M, with E4M3 or (for a gradient) E5M2.
-    They are judged by the measured error of their recipe, and by their changes of the loss. These add up over
-    the kinds of pass for which the profile holds estimates, and their sum with its margin stays within
-    `max_loss_increase`, spent where it brings most. With times of the profile's device the fastest combination
-    of a site's passes is taken, casts included and shared; without, the coarsest recipe that passes. Nothing
-    here touches a device or a clock.
+    They are judged by the measured error of their recipe, and by their changes of the loss: over the kinds of
+    pass for which the profile holds estimates these add up to a sum that stays, with its margin, within
+    `max_loss_increase` and is spent where it brings most. With times of the profile's device the fastest
+    combination of a site's passes is taken, casts included and shared; without, the coarsest recipe that
+    passes. Nothing here touches a device or a clock.
 
     Args:
         profile: What was measured.

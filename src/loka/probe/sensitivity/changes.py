@@ -30,7 +30,8 @@ def relative_change(differences: Tensor, losses: Tensor) -> Change:
         losses: fp64 [rows], plain.
 
     Raises:
-        UsageError: for a mean loss that is not above 0, of which no relative change can be said.
+        UsageError: for fewer than two rows, or a mean loss that is not above 0, of which no relative change
+            can be said.
     """
     base = float(losses.mean())
     if not base > 0:
@@ -38,8 +39,11 @@ def relative_change(differences: Tensor, losses: Tensor) -> Change:
             f"the mean loss of the batches is {base:.3g}, so no relative change can be said",
             hint="evaluate must give losses whose mean is above 0",
         )
+    rows = losses.numel()
+    if rows < 2:
+        raise UsageError(
+            f"the batches hold {rows} row, from which no standard error can be had", hint="give more rows"
+        )
     delta = float(differences.mean()) / base
     influence = (differences - delta * losses) / base
-    rows = losses.numel()
-    se = float(torch.std(influence)) / math.sqrt(rows) if rows > 1 else math.inf
-    return Change(delta, se)
+    return Change(delta, float(torch.std(influence)) / math.sqrt(rows))

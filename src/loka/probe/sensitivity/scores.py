@@ -22,6 +22,7 @@ Shapes: R rows of a batch, P switches; M rows, N output features of a site.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class RowScores:
         first: fp32 [P, rows], the first-order changes a.
         curvature: fp64 [rows], c.
         basis: `logit` or `fisher`: where c comes from.
+        batch_rows: Rows of each batch.
         unattributed: Numbers of the pairs whose site's rows could not be told apart by the rows of the loss,
             or that no gradient reached: nothing is known of them.
         unreached: Sites that the model did not call.
@@ -60,6 +62,7 @@ class RowScores:
     first: Tensor
     curvature: Tensor
     basis: str
+    batch_rows: tuple[int, ...]
     unattributed: frozenset[int] = frozenset()
     unreached: frozenset[str] = frozenset()
 
@@ -80,6 +83,11 @@ class RowScores:
     def change(self, numbers: Sequence[int]) -> Change:
         """Relative change of the mean loss when these pairs are switched together."""
         return relative_change(self.shift(numbers), self.losses)
+
+    def batches_with(self, rows: int) -> int:
+        """How many of the first batches hold at least so many rows; all where they hold less."""
+        reached = list(itertools.accumulate(self.batch_rows))
+        return next((i for i, total in enumerate(reached, start=1) if total >= rows), len(reached))
 
     def numbers_of(self, plan: Mapping[str, Switch]) -> list[int]:
         """The numbers of the pairs of a plan.
@@ -173,6 +181,7 @@ def _joined(pieces: list[_Piece], pairs: tuple[Pair, ...]) -> RowScores:
         first=torch.cat([p.first for p in pieces], dim=1),
         curvature=torch.cat(curvatures) if exact else torch.ones_like(losses),
         basis="logit" if exact else "fisher",
+        batch_rows=tuple(p.losses.numel() for p in pieces),
         unattributed=frozenset().union(*(p.unattributed for p in pieces)),
         unreached=frozenset(site for site, _ in pairs) - reached,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from loka.errors import UsageError
 from loka.probe.sensitivity.changes import Change
 from loka.probe.sensitivity.direct import direct_changes
 from loka.probe.sensitivity.estimate import Bend, bend_of, corrected, evenly_spread, uncertain, with_doubt
-from loka.probe.sensitivity.frozen import Evaluate, numbered, site_linears
+from loka.probe.sensitivity.frozen import Evaluate, site_linears
 from loka.probe.sensitivity.scores import Pair, RowScores, row_scores
 from loka.probe.sensitivity.stand_in import Switch, stand_in_of
 from loka.vocab import Accumulation, Pass, ProductRecipe
@@ -21,6 +22,8 @@ from loka.vocab import Accumulation, Pass, ProductRecipe
 __all__ = ["loss_changes"]
 
 _log = logging.getLogger("loka")
+
+_FEWEST_ROWS = 256  # of a trial: below it the slope of its control variate is guesswork
 
 
 class _Found(NamedTuple):
@@ -55,8 +58,8 @@ def loss_changes(
         budget: Largest relative change that a plan may cost; finds out more about switches near it.
         checks: Direct trials that are made in any case.
         max_direct: Most direct trials beside these; None for as many as there are sites.
-        direct_share: Share of the batches that a trial runs on, at least one; the estimate carries its result
-            over to the others.
+        direct_share: Share of the rows that a trial runs on; the estimate carries its result
+            over to the others. Whole batches are run, of at least 256 rows.
 
     Returns:
         A row for each switch of a site that was called; `method` is `estimate`, `direct` or
@@ -75,7 +78,7 @@ def loss_changes(
             hint="counts are at least 0, the share is above 0 and at most 1",
         )
     tried = _distinct(model, products)
-    work = _Work(model, evaluate, batches, max(1, round(direct_share * _count(batches))))
+    work = _Work(model, evaluate, batches, direct_share)
     if not any(tried.values()):
         return LossTable()
     scores = row_scores(model, evaluate, batches, tried)
@@ -90,13 +93,13 @@ def loss_changes(
 
 
 class _Work:
-    """The model with its rows, and how many batches a trial runs on."""
+    """The model with its rows, and on what share of them a trial runs."""
 
     def __init__(
-        self, model: nn.Module, evaluate: Evaluate, batches: Iterable[object], trial_batches: int
+        self, model: nn.Module, evaluate: Evaluate, batches: Iterable[object], direct_share: float
     ) -> None:
         self._model, self._evaluate, self._batches = model, evaluate, batches
-        self._trial_batches = trial_batches
+        self._direct_share = direct_share
 
     def all_directly(self, pairs: Sequence[Pair]) -> list[tuple[Pair, _Found]]:
         direct = direct_changes(self._model, self._evaluate, self._batches, [{s: p} for s, p in pairs])
@@ -136,26 +139,27 @@ class _Work:
         """Run the model with each of these pairs switched, and note what it and the estimate say together."""
         if not numbers:
             return Bend(1.0, 0)  # nothing is known: the whole second-order part is in doubt
+        rows = scores.losses.numel()
+        at_least = max(math.ceil(self._direct_share * rows), min(rows, _FEWEST_ROWS))
         trials = [{scores.pairs[i][0]: scores.pairs[i][1]} for i in numbers]
         direct = direct_changes(
-            self._model, self._evaluate, self._batches, trials, max_batches=self._trial_batches
+            self._model,
+            self._evaluate,
+            self._batches,
+            trials,
+            max_batches=scores.batches_with(at_least),
         )
-        if direct.losses.numel() > scores.losses.numel():
+        tried = direct.losses.numel()
+        if tried != sum(scores.batch_rows[: scores.batches_with(tried)]):
             raise UsageError(
-                f"batches gave {scores.losses.numel()} rows, and then at least {direct.losses.numel()}",
+                f"batches gave {rows} rows in batches of {scores.batch_rows[0]}, and then {tried} rows in the "
+                "first ones",
                 hint="they must be the same each time they are read",
             )
         for trial, i in enumerate(numbers):
             change = corrected(scores.shift([i]), scores.losses, direct.differences[trial])
             found[i] = _Found(change, "estimate+direct")
         return bend_of(scores, direct, {i: trial for trial, i in enumerate(numbers)})
-
-
-def _count(batches: Iterable[object]) -> int:
-    """How many batches there are; read through where they do not say."""
-    if isinstance(batches, Sequence):
-        return len(batches)
-    return sum(1 for _ in numbered(batches))
 
 
 def _distinct(model: nn.Module, products: Mapping[str, Sequence[Switch]]) -> dict[str, list[Switch]]:
