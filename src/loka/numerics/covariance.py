@@ -72,12 +72,10 @@ class Covariance:
         good = (wide.abs() < torch.inf).all(dim=1, keepdim=True)
         n = good.sum()
         kept = torch.where(good, wide, 0.0)
-        # Centred twice: what fp32 leaves of the first mean is taken off by the second, so that a large mean
-        # costs no digits of a small spread.
-        coarse = (kept.sum(dim=0, dtype=torch.float64) / n.clamp(min=1)).float()
-        centred = torch.where(good, kept - coarse, 0.0)
-        fine = centred.sum(dim=0, dtype=torch.float64) / n.clamp(min=1)
-        deviation = torch.where(good, centred - fine.float(), 0.0)
+        mean = kept.sum(dim=0, dtype=torch.float64) / n.clamp(min=1)
+        # Taken off in two fp32 steps, so that a large mean costs no digits of a small spread.
+        coarse = mean.float()
+        deviation = torch.where(good, (kept - coarse) - (mean - coarse).float(), 0.0)
         with torch.autocast(x.device.type, enabled=False):  # would make bf16 products of these
             if features <= FULL_FEATURES:
                 scatter = deviation.t() @ deviation
@@ -85,7 +83,7 @@ class Covariance:
                 scatter = deviation.t() @ (deviation @ sketch_signs(features, x.device))
         return cls(
             count=n,
-            mean=coarse.double() + fine,
+            mean=mean,
             m2=deviation.square().sum(dim=0, dtype=torch.float64),
             scatter=scatter,
         )

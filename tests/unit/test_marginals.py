@@ -1,0 +1,121 @@
+"""Marginals: histograms of every feature, against a direct count, merged in any parts."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loka.errors import UsageError
+from loka.numerics.marginals import MARGINAL_BINS, Marginals, half_octave
+
+
+def direct_counts(values: list[float]) -> tuple[list[int], int]:
+    """Counts and origin of one feature, worked out number by number."""
+    halves = [math.floor(2 * math.log2(abs(v))) for v in values if v != 0]
+    origin = max(halves, default=-400)
+    counts = [0] * MARGINAL_BINS
+    for value in values:
+        if value == 0:
+            counts[31] += 1
+            continue
+        depth = origin - math.floor(2 * math.log2(abs(value)))
+        counts[63 - min(depth, 31) if value > 0 else min(depth, 30)] += 1
+    return counts, origin
+
+
+values = st.one_of(
+    st.just(0.0),
+    st.floats(-1e6, 1e6, width=32, allow_subnormal=False).filter(lambda v: v == 0 or abs(v) > 1e-30),
+    st.sampled_from([1.0, -1.0, 2.0, -4.0, 1e-20, -3e-9]),
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(rows=st.lists(st.tuples(values, values), min_size=1, max_size=30), cut=st.integers(0, 30))
+def test_merged_counts_are_those_of_a_direct_count(rows: list[tuple[float, float]], cut: int) -> None:
+    x = torch.tensor(rows)
+    known = Marginals.of(x[:cut]).merge(Marginals.of(x[cut:]))
+    whole = Marginals.of(x)
+    for name, tensor in whole.tensors().items():
+        assert torch.equal(tensor, known.tensors()[name]), name
+    for feature in range(2):
+        column = [row[feature] for row in rows]
+        counts, origin = direct_counts(x[:, feature].tolist())
+        assert known.counts[feature].tolist() == counts
+        assert int(known.origin[feature]) == origin
+        assert float(known.low[feature]) == pytest.approx(min(column), rel=1e-6)
+        assert float(known.high[feature]) == pytest.approx(max(column), rel=1e-6)
+
+
+def test_merging_is_associative_where_origins_differ_by_more_than_the_bins() -> None:
+    parts = [torch.tensor([[10.0**k, -(10.0**-k)]]) for k in (-12, 8, 0, 3)]
+    a, b, c, d = (Marginals.of(p) for p in parts)
+    left, right = a.merge(b).merge(c).merge(d), a.merge(b.merge(c.merge(d)))
+    for name, tensor in left.tensors().items():
+        assert torch.equal(tensor, right.tensors()[name]), name
+    assert int(left.counts.sum()) == 8
+
+
+def test_half_octaves_follow_from_the_bits() -> None:
+    magnitudes = torch.tensor([1.0, 1.4142, 1.4143, 2.0, 0.7072, 2.0**-126, 3.4e38, 0.0])
+    assert half_octave(magnitudes).tolist() == [0, 0, 1, 2, -1, -252, 255, -400]
+
+
+def test_quantiles_of_uniform_numbers_come_back_within_a_bin() -> None:
+    x = torch.linspace(-3, 5, 8001)[:, None]
+    u = torch.tensor([[0.0], [0.1], [0.375], [0.5], [0.9], [1.0]])
+    found = Marginals.of(x).quantile(u)
+    torch.testing.assert_close(found, -3 + 8 * u, rtol=2e-3, atol=2e-3)
+
+
+def test_exact_zeros_and_bounds_survive() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4000, 3, generator=generator).relu()
+    x[:, 1] = x[:, 1].clamp(max=0.5)
+    x[:, 2] = 7.25
+    known = Marginals.of(x)
+    drawn = known.quantile(torch.rand(20000, 3, generator=generator))
+    zeros = (drawn == 0).double().mean(dim=0)
+    torch.testing.assert_close(zeros, (x == 0).double().mean(dim=0), rtol=0, atol=0.02)
+    assert float(drawn[:, 1].max()) <= 0.5
+    assert bool((drawn[:, 2] == 7.25).all())
+    assert float(drawn.min()) == 0
+
+
+def test_quantiles_rise_and_stay_within_what_was_seen() -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(500, 4, generator=generator).pow(5)
+    known = Marginals.of(x)
+    u = torch.linspace(0, 1, 301)[:, None].expand(-1, 4)
+    drawn = known.quantile(u)
+    assert bool((drawn.diff(dim=0) >= 0).all())
+    assert torch.equal(drawn[0], x.amin(dim=0))
+    assert torch.equal(drawn[-1], x.amax(dim=0))
+
+
+def test_second_moments_of_a_heavy_tail_come_back() -> None:
+    generator = torch.Generator().manual_seed(2)
+    x = (2 * torch.randn(20000, 2, generator=generator)).exp()
+    drawn = Marginals.of(x).quantile((torch.arange(100000)[:, None] + 0.5).expand(-1, 2) / 100000)
+    assert drawn.square().mean(dim=0).tolist() == pytest.approx(x.square().mean(dim=0).tolist(), rel=0.1)
+
+
+def test_bad_rows_and_no_rows() -> None:
+    x = torch.tensor([[1.0, -2.0], [torch.nan, 5.0], [torch.inf, 1.0], [0.0, 3.0]])
+    known, good = Marginals.of(x), Marginals.of(x[[0, 3]])
+    for name, tensor in good.tensors().items():
+        assert torch.equal(tensor, known.tensors()[name]), name
+    nothing = Marginals.of(torch.full((2, 2), torch.nan))
+    assert torch.equal(nothing.quantile(torch.rand(5, 2)), torch.zeros(5, 2))
+    again = nothing.merge(good)
+    for name, tensor in good.tensors().items():
+        assert torch.equal(tensor, again.tensors()[name]), name
+
+
+def test_wrong_use_is_an_error() -> None:
+    with pytest.raises(UsageError, match=r"Marginals.of takes \[rows, features\], got shape \(3,\)"):
+        Marginals.of(torch.zeros(3))
+    with pytest.raises(UsageError, match="marginals of 3 and of 4 features"):
+        Marginals.empty(3).merge(Marginals.empty(4))
