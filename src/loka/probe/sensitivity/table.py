@@ -152,8 +152,8 @@ class _Work:
         tried = direct.losses.numel()
         if tried != sum(scores.batch_rows[: scores.batches_with(tried)]):
             raise UsageError(
-                f"batches gave {rows} rows in batches of {scores.batch_rows[0]}, and then {tried} rows in the "
-                "first ones",
+                f"batches gave {rows} rows in batches of {scores.batch_rows[0]}, and then "
+                f"{tried} rows in the first ones",
                 hint="they must be the same each time they are read",
             )
         for trial, i in enumerate(numbers):
