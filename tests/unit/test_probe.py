@@ -67,11 +67,11 @@ def test_input_statistics_equal_those_of_the_observed_rows() -> None:
     with loka.Probe(model, every=4) as probe:
         train(model, 12, probe, seen=seen)
     rows = torch.cat([seen[i] for i in (3, 7, 11)]).double()
-    moments = probe.statistics["0"][Operand.INPUT]
+    moments = probe.statistics["0"][Operand.INPUT].moments
     assert moments.count.item() == 3 * B
     assert torch.allclose(moments.mean, rows.mean(dim=0), rtol=1e-9, atol=1e-12)
     assert torch.allclose(moments.std, rows.std(dim=0), rtol=1e-9)
-    assert probe.statistics["0"][Operand.GRAD_OUTPUT].count.item() == 3 * B
+    assert probe.statistics["0"][Operand.GRAD_OUTPUT].moments.count.item() == 3 * B
     assert probe.statistics_bytes == sum(m.nbytes for s in probe.statistics.values() for m in s.values())
 
 
@@ -166,8 +166,8 @@ def test_recomputed_forwards_are_not_counted_twice(reentrant: bool) -> None:
     with loka.Probe(model, every=2) as probe:
         train(model, 4, probe, run)
     moments = probe.statistics["0"]
-    assert moments[Operand.INPUT].count.item() == 2 * B
-    assert moments[Operand.GRAD_OUTPUT].count.item() == 2 * B
+    assert moments[Operand.INPUT].moments.count.item() == 2 * B
+    assert moments[Operand.GRAD_OUTPUT].moments.count.item() == 2 * B
     assert all(site.calls == 1 for site in probe.sites)
 
 
@@ -176,7 +176,7 @@ def test_compiled_model_is_observed() -> None:
     compiled = torch.compile(model, backend="eager")
     with loka.Probe(model, every=2) as probe:
         train(model, 4, probe, compiled)
-    assert probe.statistics["0"][Operand.INPUT].count.item() == 2 * B
+    assert probe.statistics["0"][Operand.INPUT].moments.count.item() == 2 * B
 
 
 def test_evaluation_between_steps_is_left_out() -> None:
@@ -187,7 +187,7 @@ def test_evaluation_between_steps_is_left_out() -> None:
             model(100 * torch.randn(1000, K))
             model.train()
             train(model, 1, probe)
-    assert probe.statistics["0"][Operand.INPUT].count.item() == B
+    assert probe.statistics["0"][Operand.INPUT].moments.count.item() == B
     assert [(site.calls, site.rows) for site in probe.sites] == [(1, B), (1, B)]
 
 
@@ -199,7 +199,7 @@ def test_bad_rows_are_counted_and_kept_out() -> None:
         x[5, 3] = math.inf
         model(x).nan_to_num().sum().backward()
         probe.step()
-    moments = probe.statistics["0"][Operand.INPUT]
+    moments = probe.statistics["0"][Operand.INPUT].moments
     assert moments.nonfinite_rows.item() == 1
     assert moments.count.item() == B - 1
     assert torch.isfinite(moments.amax).all()
@@ -215,7 +215,7 @@ def test_state_survives_a_resume() -> None:
     assert all(isinstance(v, torch.Tensor) for v in state.values())
     after = loka.Probe(first, every=3)
     after.load_state_dict(state)
-    moments = after.statistics["0"][Operand.INPUT]
+    moments = after.statistics["0"][Operand.INPUT].moments
     assert moments.count.item() == 2 * B
     assert after.state_dict().keys() == state.keys()
     for key, tensor in after.state_dict().items():
@@ -250,7 +250,7 @@ def test_a_resumed_training_observes_the_steps_of_an_unbroken_one(stop: int) -> 
 
 def test_settles_once_intervals_are_narrow() -> None:
     model = model_of()
-    with loka.Probe(model, every=1) as probe:
+    with loka.Probe(model, every=1, live_every=1) as probe:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         x = torch.randn(B, K, generator=torch.Generator().manual_seed(0))
         answers = []

@@ -2,114 +2,134 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from loka.artifacts.fingerprint import fingerprint
-from loka.artifacts.profile import CastTable, LossTable, ProductTable, Profile, SiteTable, StepShares
-from loka.numerics import amax_of
+from loka.artifacts.profile import (
+    CastTable,
+    LossTable,
+    Overhead,
+    ProductTable,
+    Profile,
+    SiteTable,
+    StepShares,
+)
 from loka.probe.error_log import ErrorLog
-from loka.probe.live import LIVE_ROWS, Captured, live_errors, site_generator
 from loka.probe.observer import SiteObservation
-from loka.probe.sampler import draw_rows
+from loka.probe.sampled import sample_errors
 from loka.probe.timed_casts import time_casts
 from loka.probe.timed_products import time_products
-from loka.probe.trial import Trial
-from loka.vocab import Device, Granularity, Operand, Site
+from loka.probe.trial import trials_of
+from loka.vocab import Accumulation, Device, Operand, Pass, ProductRecipe, Site
 
-__all__ = ["build_profile"]
+__all__ = ["Learned", "build_profile", "loss_products", "m_buckets", "m_quantiles"]
 
-_DRAWS = 3
 _log = logging.getLogger("loka.probe")
 
 
-def build_profile(
-    model: nn.Module,
-    sites: Sequence[Site],
-    trials: Mapping[str, list[Trial]],
-    observed: Mapping[str, SiteObservation],
-    log: ErrorLog,
-    *,
-    device: Device,
-    where: torch.device,
-    seed: int,
-    steps: tuple[int, int],
-    shares: StepShares | None,
-    timed: bool,
-) -> Profile:
-    """The profile of a model: errors live and sampled, and times where `timed`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What a training loop taught.
 
-    Args:
-        model: For its weights and the number of its parameters.
+    Attributes:
+        model: For the number of its parameters.
+        linears: Site name to module, for its weights.
         sites: Every product found.
-        trials: Usable recipes by site.
         observed: Statistics by site.
         log: Errors so far; the sampled ones in it are replaced.
         device: The machine.
         where: The torch device of the model.
         seed: For the draws.
-        steps: Steps seen and steps observed.
+        steps_seen: Steps that passed.
+        steps_observed: Steps that were looked at.
         shares: Where the step's time goes.
-        timed: Time kernels and casts.
+        overhead: What observing cost.
+        notes: Sentences worth keeping.
     """
-    sample_errors(model, trials, observed, log, seed=seed)
-    reached = [dataclasses.replace(s, rows=_m_quantiles(observed, s)[1]) for s in sites]
+
+    model: nn.Module
+    linears: Mapping[str, nn.Module]
+    sites: Sequence[Site]
+    observed: Mapping[str, SiteObservation]
+    log: ErrorLog
+    device: Device
+    where: torch.device
+    seed: int
+    steps_seen: int
+    steps_observed: int
+    shares: StepShares | None
+    overhead: Overhead | None
+    notes: Sequence[str] = ()
+
+
+def build_profile(
+    learned: Learned,
+    *,
+    timed: bool,
+    rows: Sequence[int] = (),
+    loss: Callable[[Mapping[str, Sequence[ProductRecipe]]], LossTable] | None = None,
+) -> Profile:
+    """The profile of a model: errors live and sampled, times where `timed`, the loss where it can be asked.
+
+    Args:
+        learned: From the loop, or from a saved state.
+        timed: Time kernels and casts, before any is tried on drawn operands: a kernel that cannot be run is
+            found there.
+        rows: Values of M beside those that were seen.
+        loss: Gives the change of the loss by forward products, each alone.
+    """
+    reached = [replace(s, rows=m_quantiles(learned.observed, s)[1]) for s in learned.sites]
     plannable = [s for s in reached if s.plannable and s.rows]
-    notes: list[str] = []
+    notes = list(learned.notes)
     products, casts = ProductTable(), CastTable()
+
+    def buckets(site: Site) -> list[int]:
+        return m_buckets(learned.observed, site, rows)
+
     if timed:
-        dtypes = _arrival_dtypes()
-        products, notes = time_products(plannable, device, where, dtypes=dtypes, on_shape=_tell)
-        casts, failed = time_casts(plannable, device, where, dtypes=dtypes, on_shape=_tell)
-        notes += failed
-        notes.append("casts are timed as LoKA's own kernels, each tensor read from memory")
+        products, casts, told = _times(plannable, buckets, learned.device, learned.where)
+        notes += told
+    notes += sample_errors(
+        plannable,
+        _weights_of(learned.linears),
+        learned.observed,
+        learned.log,
+        device=learned.device,
+        rows_of=buckets,
+        seed=learned.seed,
+    )
     return Profile(
-        model=fingerprint(sites, sum(p.numel() for p in model.parameters())),
-        device=device,
-        steps_seen=steps[0],
-        steps_observed=steps[1],
-        sites=_site_table(sites, observed),
-        errors=log.table(),
+        model=fingerprint(learned.sites, sum(p.numel() for p in learned.model.parameters())),
+        device=learned.device,
+        steps_seen=learned.steps_seen,
+        steps_observed=learned.steps_observed,
+        sites=_site_table(learned.sites, learned.observed),
+        errors=learned.log.table(),
         products=products,
         casts=casts,
-        loss=LossTable(),
-        step=shares,
+        loss=LossTable() if loss is None else loss(loss_products(plannable, learned.device)),
+        step=learned.shares,
+        overhead=learned.overhead,
         notes=notes,
     )
 
 
-def sample_errors(
-    model: nn.Module,
-    trials: Mapping[str, list[Trial]],
-    observed: Mapping[str, SiteObservation],
-    log: ErrorLog,
-    *,
-    seed: int,
-) -> None:
-    """Trials on operands drawn from the learned statistics, with the model's own weights."""
-    log.drop("sampled")
-    for name, site_trials in trials.items():
-        site = observed.get(name)
-        if site is None or Operand.INPUT not in site.moments:
-            continue
-        weight = model.get_submodule(name).get_parameter("weight").detach()
-        for draw in range(_DRAWS):
-            generator = site_generator(seed, name, f"draw/{draw}")
-            x = draw_rows(site.moments[Operand.INPUT], LIVE_ROWS, generator)
-            captured = Captured(
-                x=x, w=weight, x_amax=amax_of(x, Granularity.TENSORWISE), passes=frozenset(site.passes)
-            )
-            if Operand.GRAD_OUTPUT in site.moments:
-                captured.g = draw_rows(site.moments[Operand.GRAD_OUTPUT], LIVE_ROWS, generator)
-                captured.g_amax = amax_of(captured.g, Granularity.TENSORWISE)
-            with torch.no_grad():
-                log.add(name, site_trials, live_errors(captured, site_trials, generator), source="sampled")
-    log.collect()
+def _times(
+    sites: Sequence[Site], buckets: Callable[[Site], list[int]], device: Device, where: torch.device
+) -> tuple[ProductTable, CastTable, list[str]]:
+    """Each shape once: two sites, or two M, that make one problem are timed together."""
+    at_every_m = [replace(site, rows=m) for site in sites for m in buckets(site)]
+    dtypes = _arrival_dtypes()
+    products, notes = time_products(at_every_m, device, where, dtypes=dtypes, on_shape=_tell)
+    casts, failed = time_casts(at_every_m, device, where, dtypes=dtypes, on_shape=_tell)
+    told = "casts are timed as LoKA's own kernels, each tensor read from memory"
+    return products, casts, [*notes, *failed, told]
 
 
 def _arrival_dtypes() -> dict[Operand, torch.dtype]:
@@ -121,18 +141,50 @@ def _arrival_dtypes() -> dict[Operand, torch.dtype]:
     }
 
 
-def _m_quantiles(observed: Mapping[str, SiteObservation], site: Site) -> tuple[int, int, int]:
+def _weights_of(linears: Mapping[str, nn.Module]) -> Callable[[str], Tensor]:
+    """A site's weight [N, K], put together where ranks hold parts of it (then every rank must ask)."""
+
+    def weight_of(name: str) -> Tensor:
+        weight = linears[name].get_parameter("weight").detach()
+        whole = getattr(weight, "full_tensor", None)  # a DTensor
+        return weight if whole is None else whole()
+
+    return weight_of
+
+
+def loss_products(sites: Iterable[Site], device: Device) -> dict[str, list[ProductRecipe]]:
+    """The forward recipes to ask the loss about: those that errors are measured for, by site."""
+    asked: dict[str, list[ProductRecipe]] = {}
+    for site in sites:
+        found = [t for t in trials_of(site, device) if t.pass_ is Pass.FWD and t.spec_a.is_quantized]
+        recipes = {(t.spec_a.recipe_key, t.spec_b.recipe_key): t for t in found}
+        asked[site.name] = [ProductRecipe(t.spec_a, t.spec_b, Accumulation.EXACT) for t in recipes.values()]
+    return asked
+
+
+def m_quantiles(observed: Mapping[str, SiteObservation], site: Site) -> tuple[int, int, int]:
+    """Least, median and most rows of a call; the site's own where none was counted."""
     seen: Counter[int] = observed[site.name].m_seen if site.name in observed else Counter()
     if not seen:
         return (site.rows, site.rows, site.rows)
-    ranked = sorted(seen.elements())
-    return (ranked[0], ranked[len(ranked) // 2], ranked[-1])
+    ranked = sorted(seen.items())
+    middle, passed = sum(seen.values()) // 2, 0
+    for rows, times in ranked:
+        passed += times
+        if passed > middle:
+            return (ranked[0][0], rows, ranked[-1][0])
+    return (ranked[0][0], ranked[-1][0], ranked[-1][0])
+
+
+def m_buckets(observed: Mapping[str, SiteObservation], site: Site, rows: Sequence[int] = ()) -> list[int]:
+    """Every M that is tried and timed: what was seen (least, median, most) and `rows`, rising, no 0."""
+    return sorted({m for m in (*m_quantiles(observed, site), *rows) if m > 0})
 
 
 def _site_table(sites: Sequence[Site], observed: Mapping[str, SiteObservation]) -> SiteTable:
     table = SiteTable()
     for site in sites:
-        low, middle, high = _m_quantiles(observed, site)
+        low, middle, high = m_quantiles(observed, site)
         for column in ("name", "kind", "n", "k", "bias", "calls", "input_group", "parameter", "not_planned"):
             getattr(table, column).append(getattr(site, column))
         table.m_min.append(low)
@@ -145,10 +197,8 @@ def _site_table(sites: Sequence[Site], observed: Mapping[str, SiteObservation]) 
 def _nonfinite_rows(site: SiteObservation | None) -> int:
     if site is None:
         return 0
-    counts = [
-        site.moments[o].nonfinite_rows for o in (Operand.INPUT, Operand.GRAD_OUTPUT) if o in site.moments
-    ]
-    return sum(int(count) for count in counts)
+    seen = (site.moments[o] for o in (Operand.INPUT, Operand.GRAD_OUTPUT) if o in site.moments)
+    return sum(int(moments.nonfinite_rows) for moments in seen)
 
 
 def _tell(what: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -186,6 +186,16 @@ class ErrorLog:
         self.collect()
         for key in [key for key in self._sums if key.source == source]:
             del self._sums[key]
+
+    def drop_sites(self, sites: Collection[str]) -> None:
+        """Forget everything of these sites."""
+        self.collect()
+        for key in [key for key in self._sums if key.site in sites]:
+            del self._sums[key]
+
+    def interval(self, key: ErrorKey, name: str = "sqnr_db") -> Interval | None:
+        """A number's mean with its 90 % interval; None where nothing was collected for the key."""
+        return self._sums[key].interval(name) if key in self._sums else None
 
     def intervals(self, name: str = "sqnr_db") -> Iterator[tuple[ErrorKey, Interval]]:
         """(key, a number's mean with its 90 % interval) of everything collected; one value has no spread."""

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from loka.kernels import device_of
-from loka.numerics import amax_of
-from loka.probe.trial import CastSample, OperandSample, Trial, cast_sample, run_trial
-from loka.vocab import Device, GemmProblem, Granularity, OperandSpec, Pass
+from loka.probe.exact import exact_products
+from loka.probe.trial import ERROR_FIELDS, CastSample, OperandSample, Trial, cast_sample, run_trial
+from loka.vocab import Device, GemmProblem, OperandSpec, Pass
 
-__all__ = ["LIVE_ROWS", "SAMPLED_ROWS", "Captured", "live_errors", "row_sample", "site_generator"]
+__all__ = [
+    "LIVE_ROWS",
+    "SAMPLED_ROWS",
+    "Captured",
+    "KeptCasts",
+    "live_errors",
+    "row_sample",
+    "site_generator",
+]
+
+KeptCasts = dict[tuple[Pass, int, OperandSpec], CastSample]
+"""Casts by pass, side (0 is A, 1 is B) and spec."""
 
 SAMPLED_ROWS = 1024  # rows kept of a site in one observed step (decision 7)
 LIVE_ROWS = 256  # rows of fwd and dgrad, and outputs of wgrad, that a trial computes
@@ -55,38 +67,57 @@ def row_sample(rows: int, limit: int, generator: torch.Generator) -> Tensor | No
     return torch.randperm(rows, generator=generator)[:limit].sort().values
 
 
-def live_errors(captured: Captured, trials: list[Trial], generator: torch.Generator) -> Tensor:
+def live_errors(
+    captured: Captured, trials: Sequence[Trial], generator: torch.Generator, *, kept: KeptCasts | None = None
+) -> Tensor:
     """fp64 [len(trials), 9] on the device; NaN for passes without a gradient and what no kernel takes.
 
-    fwd and dgrad: up to 256 of the sampled rows. wgrad: all sampled rows, up to 256 output rows.
+    fwd and dgrad: up to 256 of the sampled rows. wgrad: all sampled rows, up to 256 outputs. The reference is
+    an FP32 product, whatever autocast and TF32 are in the caller's process. A row with a NaN or an infinity
+    counts as zeros, so that it ruins no other row's error.
+
+    Args:
+        captured: Operands.
+        trials: What to try, of any passes.
+        generator: For the choice of rows and outputs.
+        kept: Casts of the weight from an earlier call with the same weight, and a place for new ones.
     """
-    # Inside the user's autocast region the FP32 products below would become bf16 ones.
-    with torch.autocast(captured.x.device.type, enabled=False):
-        return _errors(captured, trials, generator)
+    with exact_products(captured.x.device.type):
+        return _errors(captured, trials, generator, {} if kept is None else kept)
 
 
-def _errors(captured: Captured, trials: list[Trial], generator: torch.Generator) -> Tensor:
-    operands = _operands(captured, generator)
-    references: dict[Pass, Tensor] = {
-        pass_: a.values.float() @ b.values.float().t() for pass_, (a, b) in operands.items()
-    }
-    casts: dict[tuple[Pass, int, OperandSpec], CastSample] = {}
-    nothing = torch.full((9,), torch.nan, dtype=torch.float64, device=captured.x.device)
+def _errors(
+    captured: Captured, trials: Sequence[Trial], generator: torch.Generator, kept: KeptCasts
+) -> Tensor:
+    operands = _operands(captured, generator, {trial.pass_ for trial in trials})
+    references = _references(captured, operands)
+    casts: KeptCasts = {}
+    nothing = torch.full((len(ERROR_FIELDS),), torch.nan, dtype=torch.float64, device=captured.x.device)
     device = device_of(captured.x.device)
     rows = []
     for trial in trials:
         if trial.pass_ not in operands or not _fits(trial, operands[trial.pass_], device):
             rows.append(nothing)
             continue
-        pair = []
-        for side, spec in enumerate((trial.spec_a, trial.spec_b)):
-            key = (trial.pass_, side, spec)
-            if key not in casts:  # E4M3 and E5M2 gradients share the other operand
-                casts[key] = cast_sample(operands[trial.pass_][side], spec)
-            pair.append(casts[key])
-        a, b = pair
+        a, b = (
+            _cast_once(trial, side, operands[trial.pass_][side], kept if _is_weight(trial, side) else casts)
+            for side in (0, 1)
+        )
         rows.append(run_trial(trial, a, b, references[trial.pass_]))
     return torch.stack(rows)
+
+
+def _cast_once(trial: Trial, side: int, sample: OperandSample, made: KeptCasts) -> CastSample:
+    """Several kernels share an operand's cast, and so do E4M3 and E5M2 gradients that of the other side."""
+    spec = trial.spec_b if side else trial.spec_a
+    key = (trial.pass_, side, spec)
+    if key not in made:
+        made[key] = cast_sample(sample, spec)
+    return made[key]
+
+
+def _is_weight(trial: Trial, side: int) -> bool:
+    return side == 1 and trial.pass_ is not Pass.WGRAD
 
 
 def _fits(trial: Trial, operands: tuple[OperandSample, OperandSample], device: Device) -> bool:
@@ -102,25 +133,54 @@ def _fits(trial: Trial, operands: tuple[OperandSample, OperandSample], device: D
 
 
 def _operands(
-    captured: Captured, generator: torch.Generator
+    captured: Captured, generator: torch.Generator, passes: set[Pass]
 ) -> dict[Pass, tuple[OperandSample, OperandSample]]:
-    x, w, g = captured.x.float(), captured.w.float(), captured.g
-    w_amax = amax_of(w, Granularity.TENSORWISE)
+    """A [m, k] and B [n, k] of each pass that ran and is asked for; transposes are views."""
+    x, w = _finite_rows(captured.x), captured.w
+    w_amax = _amax_of_weight(w)
     pick = row_sample(x.shape[0], LIVE_ROWS, generator)
     some = slice(None) if pick is None else pick.to(x.device)
-    out = {Pass.FWD: (OperandSample(x[some], captured.x_amax), OperandSample(w, w_amax))}
-    if g is None or captured.g_amax is None:
+    out: dict[Pass, tuple[OperandSample, OperandSample]] = {}
+    if Pass.FWD in passes:
+        out[Pass.FWD] = (OperandSample(x[some], captured.x_amax), OperandSample(w, w_amax))
+    if captured.g is None or captured.g_amax is None:
         return out
-    g = g.float()
+    g = _finite_rows(captured.g)
     outputs = row_sample(g.shape[1], LIVE_ROWS, generator)
     columns = slice(None) if outputs is None else outputs.to(g.device)
-    backward: dict[Pass, tuple[OperandSample, OperandSample]] = {}
-    backward[Pass.DGRAD] = (
-        OperandSample(g[some], captured.g_amax),
-        OperandSample(w.t().contiguous(), w_amax),
-    )
-    backward[Pass.WGRAD] = (
-        OperandSample(g[:, columns].t().contiguous(), captured.g_amax),
-        OperandSample(x.t().contiguous(), captured.x_amax),
-    )
-    return out | {pass_: pair for pass_, pair in backward.items() if pass_ in captured.passes}
+    wanted = passes & captured.passes
+    if Pass.DGRAD in wanted:
+        out[Pass.DGRAD] = (OperandSample(g[some], captured.g_amax), OperandSample(w.t(), w_amax))
+    if Pass.WGRAD in wanted:
+        out[Pass.WGRAD] = (
+            OperandSample(g[:, columns].contiguous().t(), captured.g_amax),
+            OperandSample(x.t(), captured.x_amax),
+        )
+    return out
+
+
+def _references(
+    captured: Captured, operands: dict[Pass, tuple[OperandSample, OperandSample]]
+) -> dict[Pass, Tensor]:
+    """FP32 products; the weight is widened once, and not at all where it is FP32."""
+    wide = captured.w.float()
+    weights = {Pass.FWD: wide.t(), Pass.DGRAD: wide}
+    return {
+        pass_: a.values @ (weights[pass_] if pass_ in weights else b.values.t())
+        for pass_, (a, b) in operands.items()
+    }
+
+
+def _finite_rows(x: Tensor) -> Tensor:
+    """fp32 [rows, F], zeros in place of the rows that hold a NaN or an infinity."""
+    wide = x.float()
+    good = (wide.abs() < torch.inf).all(dim=1, keepdim=True)
+    return torch.where(good, wide, 0.0)
+
+
+def _amax_of_weight(w: Tensor) -> Tensor:
+    """fp32 (); in one pass and without a copy. A weight with a NaN has no amax and its trials no error."""
+    if not w.numel():
+        return torch.zeros((), device=w.device)
+    low, high = torch.aminmax(w)
+    return torch.maximum(-low, high).float()

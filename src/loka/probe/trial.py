@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from loka.kernels import HIGH_PRECISION, KERNELS, Kernel, cast, emulated_twin, usable
-from loka.numerics import (
-    Quantized,
-    cast_loss,
-    decode_scale,
-    not_quantized,
-    product_error,
-)
-from loka.vocab import A_FORMATS, Device, GemmProblem, Granularity, OperandSpec, Pass, Site
+from loka.numerics import Quantized, decode_scale, not_quantized, product_error
+from loka.vocab import A_FORMATS, Device, Format, GemmProblem, Granularity, OperandSpec, Pass, Site
 
 __all__ = [
     "ERROR_FIELDS",
@@ -24,6 +19,7 @@ __all__ = [
     "OperandSample",
     "Trial",
     "cast_sample",
+    "kernel_trials_of",
     "run_trial",
     "trials_of",
 ]
@@ -31,19 +27,31 @@ __all__ = [
 # Row layout of what a trial returns: seven numbers of ProductError, then what the casts lose.
 ERROR_FIELDS = ("signal", "noise", "row_p50", "row_p99", "row_max", "bias", "mere", "underflow", "saturation")
 
+_FNUZ = (Format.E4M3FNUZ, Format.E5M2FNUZ)
 
-class OperandSample(NamedTuple):
+
+@dataclass(slots=True)
+class OperandSample:
     """Rows of an operand and the amax of the whole of it.
 
     A tensorwise scale comes from the whole tensor; taking it from the sampled rows would flatter it.
 
     Attributes:
-        values: [rows, k], as the product takes it (already transposed where the pass wants that).
+        values: [rows, k], as the product takes it; a transposed view where the pass wants that, so that a
+            weight need not be copied.
         amax: fp32 (), over the finite elements of the whole operand.
     """
 
     values: Tensor
     amax: Tensor
+    _nonzero: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+
+    def nonzero(self) -> tuple[Tensor, Tensor]:
+        """Which elements are not 0, bool [rows, k], and how many; worked out once for all casts."""
+        if self._nonzero is None:
+            mask = self.values != 0
+            self._nonzero = mask, mask.sum(dtype=torch.float64).clamp(min=1)
+        return self._nonzero
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,35 @@ def trials_of(site: Site, device: Device) -> list[Trial]:
     measured once, by the product as PyTorch runs it.
     """
     found: dict[tuple[Pass, str, str, str], Trial] = {}
-    for pass_ in Pass:
+    for trial in _usable_trials(site, device, tuple(Pass)):
+        verified = trial.kernel.verified
+        chosen = trial if verified else replace(trial, kernel=emulated_twin(trial.kernel.name))
+        found.setdefault(chosen.key, chosen)
+    return list(found.values())
+
+
+def kernel_trials_of(site: Site, device: Device, passes: Sequence[Pass]) -> list[Trial]:
+    """Every usable kernel of these passes, on a GPU; on a CPU one for each recipe, as in `trials_of`.
+
+    An emulated kernel is left out where a real one has the recipe: it would be slow there and tell nothing
+    that a plan could use.
+
+    Args:
+        site: Its `rows` decide which kernels take a weight gradient.
+        device: Where they shall run.
+        passes: Which products.
+    """
+    if device.type == "cpu":
+        return [trial for trial in trials_of(site, device) if trial.pass_ in passes]
+    usable_ones = list(_usable_trials(site, device, passes))
+    real = {trial.key for trial in usable_ones if not trial.kernel.emulated}
+    chosen = (trial for trial in usable_ones if not trial.kernel.emulated or trial.key not in real)
+    return list({(trial.key, trial.kernel.name): trial for trial in chosen}.values())
+
+
+def _usable_trials(site: Site, device: Device, passes: Sequence[Pass]) -> list[Trial]:
+    found = []
+    for pass_ in passes:
         for grad_format in A_FORMATS[pass_]:
             problem = GemmProblem.of_linear(
                 pass_,
@@ -86,14 +122,11 @@ def trials_of(site: Site, device: Device) -> list[Trial]:
             )
             for kernel in _by_preference(device):
                 spec_a, spec_b = kernel.operands(problem)
-                if not spec_a.is_quantized and kernel.name != HIGH_PRECISION:
+                if not spec_a.is_quantized and (kernel.name != HIGH_PRECISION or grad_format is Format.E5M2):
                     continue
-                if not usable(kernel, problem, device):
-                    continue
-                runs = kernel if kernel.verified else emulated_twin(kernel.name)
-                trial = Trial(pass_, spec_a, spec_b, runs)
-                found.setdefault(trial.key, trial)
-    return list(found.values())
+                if usable(kernel, problem, device):
+                    found.append(Trial(pass_, spec_a, spec_b, kernel))
+    return found
 
 
 def _by_preference(device: Device) -> list[Kernel]:
@@ -109,17 +142,37 @@ class CastSample(NamedTuple):
 
 def cast_sample(sample: OperandSample, spec: OperandSpec) -> CastSample:
     """Cast a sample by a spec; bf16 specs round it to bf16, to see what bf16 itself costs."""
-    # The sample is already oriented; only the label says that memory holds the transpose.
-    upright = spec.with_transposed(False)
+    values = sample.values
+    turned = not values.is_contiguous() and values.t().is_contiguous()
+    # The sample is oriented already; `transposed` says only that memory holds it the other way round.
+    oriented = spec.with_transposed(turned)
     if not spec.is_quantized:
-        rounded = not_quantized(sample.values.to(torch.bfloat16), upright)
-        return CastSample(rounded, torch.zeros(2, dtype=torch.float64, device=sample.values.device))
+        rounded = not_quantized(values.to(torch.bfloat16), oriented)
+        return CastSample(rounded, torch.zeros(2, dtype=torch.float64, device=values.device))
     scale = None
     if spec.granularity is Granularity.TENSORWISE:
         scale = decode_scale(sample.amax, spec.format, spec.scale_rounding)
-    quantized = cast(sample.values, (upright,), scale=scale)[0]
-    loss = cast_loss(sample.values, quantized)
-    return CastSample(quantized, torch.stack([loss.underflow, loss.saturation]))
+    quantized = cast(values.t() if turned else values, (oriented,), scale=scale)[0]
+    return CastSample(quantized, _cast_loss(sample, quantized, scale))
+
+
+def _cast_loss(sample: OperandSample, quantized: Quantized, scale: Tensor | None) -> Tensor:
+    """fp64 [2]: share of non-zero elements that became 0, share of all that a given scale cut off.
+
+    On the codes' bits, without widening them: a weight may have hundreds of millions. A scale from an
+    operand's own amax cuts nothing off; one of the whole tensor may, where a sample exceeds it.
+    """
+    nonzero, count = sample.nonzero()
+    codes = quantized.values[:, : sample.values.shape[1]].view(torch.uint8)
+    # In the FNUZ formats 0x80 is NaN, in the others it is -0.
+    is_zero = codes == 0 if quantized.spec.format in _FNUZ else (codes & 0x7F) == 0
+    lost = (is_zero & nonzero).sum(dtype=torch.float64) / count
+    if scale is None:
+        return torch.stack([lost, torch.zeros_like(lost)])
+    limit = quantized.spec.format.max * (1 + 2.0**-20) * scale
+    values = sample.values
+    over = (values > limit).sum(dtype=torch.float64) + (values < -limit).sum(dtype=torch.float64)
+    return torch.stack([lost, over / max(values.numel(), 1)])
 
 
 def run_trial(trial: Trial, a: CastSample, b: CastSample, reference: Tensor) -> Tensor:

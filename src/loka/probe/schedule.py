@@ -1,0 +1,109 @@
+"""Which steps are observed, which of them in full, and how seldom for their cost to stay within a limit."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from loka.errors import UsageError
+from loka.probe.overhead import StepClock, StepKind, rounded_up
+from loka.probe.ranks import Ranks
+
+__all__ = ["Schedule"]
+
+_log = logging.getLogger("loka.probe")
+_DECIDES_FROM = 3  # observed steps, on every rank alike
+
+
+class Schedule:
+    """Counts steps and decides about the next one.
+
+    Attributes:
+        every: Steps from one observed step to the next; raised where observing costs more than the limit.
+        live_every: The first observed step and then each such one is a full one.
+        seen: Steps that are over.
+        observed: Those of them that were observed.
+        resumed_at: `seen` when a saved state was taken up.
+        clock: Times of steps.
+        note: What was decided, for the profile; empty where nothing was.
+
+    Args:
+        every: To begin with.
+        live_every: As above.
+        max_overhead: Largest share of the training that observing may cost; None for no limit.
+        where: The device of the model.
+        ranks: Decide together.
+
+    Raises:
+        UsageError: for a number out of range.
+    """
+
+    def __init__(
+        self, *, every: int, live_every: int, max_overhead: float | None, where: torch.device, ranks: Ranks
+    ) -> None:
+        for name, value in (("every", every), ("live_every", live_every)):
+            if value < 1:
+                raise UsageError(f"Probe({name}={value}) must be at least 1")
+        if max_overhead is not None and not 0 < max_overhead < 1:
+            raise UsageError(
+                f"Probe(max_overhead={max_overhead}) must lie in (0, 1)",
+                hint="it is a share of the training, 0.01 for 1 %; None switches the limit off",
+            )
+        self.every, self.live_every = every, live_every
+        self.seen = self.observed = self.resumed_at = 0
+        self.clock = StepClock(where)
+        self.note = ""
+        self._max_overhead = max_overhead
+        self._ranks = ranks
+        self._raised_to = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next step is to be observed."""
+        return (self.seen + 1) % self.every == 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next observed step is a full one."""
+        return self.observed % self.live_every == 0
+
+    @property
+    def raised_to(self) -> int:
+        """What `every` was raised to; 0 where it was not."""
+        return self._raised_to
+
+    def over(self, kind: StepKind, *, observed: bool) -> None:
+        """A step is over."""
+        self.seen += 1
+        self.observed += observed
+        self.clock.mark(kind)
+
+    def resume(self, *, seen: int, observed: int, raised_to: int) -> None:
+        """Go on where another Probe stopped."""
+        self.seen = self.resumed_at = seen
+        self.observed = observed
+        if raised_to > self.every:
+            self.every = self._raised_to = raised_to
+
+    def adjust(self) -> None:
+        """Before an observed step: raise `every` where what was clocked says so, on all ranks alike.
+
+        Ranks ask each other only from the fourth observed step on, and each time from then on, so that none
+        waits for another that does not ask.
+        """
+        self.clock.turn()
+        if self._max_overhead is None or self.observed < _DECIDES_FROM:
+            return
+        needed = self._ranks.maximum(self.clock.needed_every(self._max_overhead, self.live_every))
+        if needed <= self.every:
+            return
+        before, self.every = self.every, rounded_up(needed)
+        known = self.clock.overhead(every=before, live_every=self.live_every)
+        cost = f"{known.percent:.2g} %" if known is not None else "more than the limit"
+        self.note = (
+            f"observing each {before}th step cost {cost} of the training, more than the limit of "
+            f"{100 * self._max_overhead:g} %: each {self.every}th is observed from step {self.seen + 1} on"
+        )
+        _log.log(logging.INFO if self._raised_to else logging.WARNING, "%s", self.note)
+        self._raised_to = self.every
