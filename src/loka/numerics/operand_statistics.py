@@ -122,16 +122,24 @@ class OperandStatistics:
         batch = BatchStatistics.of(x_MK, sample_SK=sample)
         self.take(batch, step=self.history.latest + 1 if step is None else step)
 
-    def take(self, batch: BatchStatistics, *, step: int, replaces: bool = False) -> None:
+    def take(
+        self,
+        batch: BatchStatistics,
+        *,
+        step: int,
+        replaces: bool = False,
+        merged: Callable[[Moments, Moments], Moments] = Moments.merge,
+    ) -> None:
         """Add what one tensor gave.
 
         Args:
             batch: Its statistics.
             step: The observed step it belongs to. Several tensors of one step are one entry of the history.
             replaces: Keep the moments of this tensor alone, as for a weight, which is the same operand anew.
+            merged: What merges the moments.
         """
         self.window = self.window.add(step, batch.moments.exponents)
-        self.moments = batch.moments if replaces else self.moments.merge(batch.moments)
+        self.moments = batch.moments if replaces else merged(self.moments, batch.moments)
         self.history = self.history.with_amax(step, batch.amax)
         if batch.covariance is not None:
             old = self.covariance

@@ -1,56 +1,72 @@
 """What passes through every nn.Linear in one step: statistics of all rows, a sample of rows for trials.
 
-Shapes: M rows of a call, K input features, N output features. Hooks exist only while a step is observed.
+Shapes: M rows of a call, K input features, N output features. Hooks exist only while a step is observed; they
+read no number from the device, so nothing waits. Of a full step the sampled rows stay until their gradient
+arrives: at most 1,024 rows of every input.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from loka.numerics import BatchStatistics, Moments, OperandStatistics, amax_of
-from loka.probe.live import SAMPLED_ROWS, Captured, row_sample, site_generator
-from loka.vocab import Granularity, Operand, Pass
+from loka.numerics import BatchStatistics
+from loka.probe.live import SAMPLED_ROWS, Captured, site_generator
+from loka.probe.observation import SiteObservation
+from loka.probe.seen import Sampled, SeenTensors, row_numbers, rows_of_features
+from loka.vocab import Operand, Pass
 
 __all__ = ["Observer", "SiteObservation"]
 
-_TENSORWISE = Granularity.TENSORWISE
+
+@dataclass(slots=True)
+class _Call:
+    """What is known of a call when its gradient arrives.
+
+    Attributes:
+        sampled: Its input was sampled, so its gradient is; None where nobody can tell (a recomputed call).
+        rows: The sampled rows; None for all of them.
+        captured: What a live error needs, where this call was chosen for one.
+    """
+
+    sampled: bool | None = False
+    rows: Tensor | None = None
+    captured: Captured | None = None
 
 
 @dataclass(slots=True)
-class SiteObservation:
-    """Everything learned at one site.
+class _SiteStep:
+    """One site in one observed step.
 
     Attributes:
-        operands: Statistics by operand. The weight's moments are of the last observed step; others add up.
-        m_seen: Rows of a call to how often they were seen.
-        passes: The passes that were seen to run.
-        calls: Calls in the last observed step, among which the sampled rows are shared out.
+        planned: Calls in the observed step before, which share the sampled rows.
+        chosen: The call that live errors are measured on.
+        calls: Calls so far, recomputed ones left out.
+        gradients: Gradients so far.
+        weighed: The weight was looked at.
+        captured: What waits for its gradient.
+        taken: Something was captured in this step.
+        hooked: The captured call's own output asks for a gradient.
     """
 
-    operands: dict[Operand, OperandStatistics] = field(default_factory=dict)
-    m_seen: Counter[int] = field(default_factory=Counter)
-    passes: set[Pass] = field(default_factory=set)
+    planned: int
+    chosen: int
     calls: int = 0
+    gradients: int = 0
+    weighed: bool = False
+    captured: Captured | None = None
+    taken: bool = False
+    hooked: bool = False
 
     @property
-    def moments(self) -> Mapping[Operand, Moments]:
-        """The moments by operand, for reading."""
-        return MappingProxyType({operand: known.moments for operand, known in self.operands.items()})
-
-    def take(self, operand: Operand, batch: BatchStatistics, *, step: int) -> None:
-        """Add what one tensor gave to the operand's statistics."""
-        if operand not in self.operands:
-            features, device = batch.moments.mean.numel(), batch.moments.mean.device
-            self.operands[operand] = OperandStatistics.empty(features, device)
-        self.operands[operand].take(batch, step=step, replaces=operand is Operand.WEIGHT)
+    def limit(self) -> int:
+        """Rows sampled of each call."""
+        return max(1, SAMPLED_ROWS // self.planned)
 
 
 class Observer:
@@ -58,7 +74,8 @@ class Observer:
 
     Args:
         linears: Site name to module.
-        on_captured: Called once a site and step, with rows of input and gradient, before any optimizer step.
+        on_captured: Called once a site and full step, with rows of input and gradient, before any optimizer
+            step.
         seed: For the sample of rows.
         is_training: Says whether a forward belongs to training; evaluation between steps is left out.
     """
@@ -77,8 +94,10 @@ class Observer:
         self._is_training = is_training
         self._seed = seed
         self._handles: list[RemovableHandle] = []
-        self._waiting: dict[str, Captured] = {}
+        self._now: dict[str, _SiteStep] = {}
+        self._seen = SeenTensors()
         self._step = 0
+        self._full = True
 
     def arm(self, step: int, *, full: bool = True) -> None:
         """Place the hooks for the next step.
@@ -87,7 +106,8 @@ class Observer:
             step: Its number.
             full: Take distributions and rows for live errors as well, not moments alone.
         """
-        self._step = step
+        self._step, self._full = step, full
+        self._now.clear()
         for name, module in self._linears.items():
             self._handles.append(module.register_forward_hook(self._forward_hook(name), with_kwargs=True))
 
@@ -96,73 +116,150 @@ class Observer:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        waiting, self._waiting = self._waiting, {}
-        for name, captured in waiting.items() if hand_over else ():
-            self._on_captured(name, captured)
+        self._seen.clear()
+        steps, self._now = self._now, {}
+        for name, now in steps.items():
+            if hand_over:
+                self.sites[name].calls = now.calls
+                if now.captured is not None and not _is_sharded(now.captured.w):
+                    self._on_captured(name, now.captured)
+
+    # --- forward --------------------------------------------------------------------------------------
 
     def _forward_hook(self, name: str) -> Callable[..., None]:
-        calls = 0
-
         @torch.no_grad()
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-            nonlocal calls
             if not self._is_training():
                 return
+            x = args[0] if args else kwargs["input"]
             # A recomputed forward (activation checkpointing) runs inside a backward: its input was counted.
             recomputed = torch._C._current_graph_task_id() != -1
-            captured = self._waiting.get(name)
-            if not recomputed:
-                x = args[0] if args else kwargs["input"]
-                captured = self._see_input(name, module, x, first=calls == 0)
-                calls += 1
+            see = self._see_again if recomputed else self._see_input
+            with torch.autocast(output.device.type, enabled=False):  # would make bf16 of our products
+                call = see(name, module, x, asks=output.requires_grad)
             if output.requires_grad:
-                output.register_hook(self._gradient_hook(name, captured))
+                output.register_hook(self._gradient_hook(name, module, call))
 
         return hook
 
-    def _see_input(self, name: str, module: nn.Module, x: Tensor, *, first: bool) -> Captured | None:
-        x_MK = x.detach().reshape(-1, x.shape[-1])
+    def _see_input(self, name: str, module: nn.Module, x: Tensor, *, asks: bool) -> _Call:
         site = self.sites.setdefault(name, SiteObservation())
-        site.m_seen[x_MK.shape[0]] += 1
-        if x_MK.shape[0] == 0:
-            return None
-        site.take(Operand.INPUT, BatchStatistics.of(x_MK), step=self._step)
-        if not first:
-            return None
-        weight = module.get_parameter("weight")
-        needed = {Pass.FWD: True, Pass.DGRAD: x.requires_grad, Pass.WGRAD: weight.requires_grad}
-        passes = frozenset(pass_ for pass_, runs in needed.items() if runs)
-        site.passes |= passes
-        site.take(Operand.WEIGHT, BatchStatistics.of(weight.detach()), step=self._step)
-        rows = self._rows(name, x_MK)
-        captured = Captured(
-            x=x_MK if rows is None else x_MK[rows],
-            w=weight.detach(),
-            x_amax=amax_of(x_MK, _TENSORWISE),
-            passes=passes,
+        now = self._site_step(name, site)
+        number, rows = now.calls, x.numel() // max(1, x.shape[-1])
+        now.calls += 1
+        site.m_seen[rows] += 1
+        if rows == 0:
+            return _Call()
+        self._see_weight(site, now, module)
+        site.passes |= _passes(module, x, asks=asks)
+        batch = self._seen.batch(x)
+        if not self._full or number >= now.planned:
+            site.take(Operand.INPUT, batch, step=self._step)
+            return _Call()
+        sample = self._seen.sampled(
+            x, limit=now.limit, generator=lambda: self._generator(name, Operand.INPUT, number)
         )
-        self._waiting[name] = captured
-        return captured
+        site.take(Operand.INPUT, _with_distributions(batch, sample), step=self._step)
+        call = _Call(sampled=True, rows=sample.rows)
+        if not now.taken and number >= now.chosen:
+            now.taken, now.hooked = True, asks
+            weight, passes = module.get_parameter("weight").detach(), _passes(module, x, asks=asks)
+            call.captured = now.captured = Captured(
+                x=sample.values, w=weight, x_amax=batch.amax, passes=passes
+            )
+        return call
 
-    def _rows(self, name: str, x: Tensor) -> Tensor | None:
-        generator = site_generator(self._seed, name, f"rows/{self._step}")
-        rows = row_sample(x.shape[0], SAMPLED_ROWS, generator)
-        return None if rows is None else rows.to(x.device)
+    def _see_again(self, name: str, module: nn.Module, x: Tensor, *, asks: bool) -> _Call:
+        """A recomputed call. Where the first run was outside autograd, only this one can get a gradient.
 
-    def _gradient_hook(self, name: str, captured: Captured | None) -> Callable[[Tensor], None]:
+        Which of a site's calls it is nobody can tell, so what is captured is taken from it.
+        """
+        now = self._now.get(name)
+        if now is None or not asks:
+            return _Call(sampled=None)
+        passes = _passes(module, x, asks=asks)
+        self.sites[name].passes |= passes
+        if now.captured is None or now.hooked:
+            return _Call(sampled=None)
+        x_MK = rows_of_features(x)
+        rows = row_numbers(x_MK, now.limit, self._generator(name, Operand.INPUT, now.chosen))
+        values = x_MK if rows is None else x_MK.index_select(0, rows)
+        amax = now.captured.x_amax if now.calls == 1 else self._seen.batch(x).amax
+        now.hooked = True
+        now.captured = Captured(x=values, w=now.captured.w, x_amax=amax, passes=passes)
+        return _Call(sampled=True, rows=rows, captured=now.captured)
+
+    def _see_weight(self, site: SiteObservation, now: _SiteStep, module: nn.Module) -> None:
+        weight = module.get_parameter("weight")
+        if now.weighed or _is_sharded(weight):
+            return
+        now.weighed = True
+        site.take(Operand.WEIGHT, self._seen.batch(weight), step=self._step)
+
+    def _site_step(self, name: str, site: SiteObservation) -> _SiteStep:
+        now = self._now.get(name)
+        if now is None:
+            planned = max(1, site.calls)
+            generator = site_generator(self._seed, name, f"call/{self._step}")
+            chosen = int(torch.randint(planned, (), generator=generator)) if planned > 1 else 0
+            now = self._now[name] = _SiteStep(planned, chosen)
+        return now
+
+    def _generator(self, name: str, operand: Operand, number: int) -> torch.Generator:
+        return site_generator(self._seed, name, f"rows/{operand}/{self._step}/{number}")
+
+    # --- backward -------------------------------------------------------------------------------------
+
+    def _gradient_hook(self, name: str, module: nn.Module, call: _Call) -> Callable[[Tensor], None]:
         @torch.no_grad()
         def hook(grad: Tensor) -> None:
-            g_MN = grad.detach().reshape(-1, grad.shape[-1])
-            if g_MN.shape[0] == 0:
+            now = self._now.get(name)
+            if now is None or grad.numel() == 0:  # a backward that comes after its step is not of this one
                 return
-            self.sites[name].take(Operand.GRAD_OUTPUT, BatchStatistics.of(g_MN), step=self._step)
-            if captured is None or self._waiting.get(name) is not captured:
-                return
-            rows = self._rows(name, g_MN)
-            captured.g = g_MN if rows is None else g_MN[rows]
-            captured.g_amax = amax_of(g_MN, _TENSORWISE)
-            # Now, not at the end of the step: the optimizer changes the weight in between.
-            del self._waiting[name]
-            self._on_captured(name, captured)
+            with torch.autocast(grad.device.type, enabled=False):
+                self._see_gradient(name, module, grad, now, call)
 
         return hook
+
+    def _see_gradient(self, name: str, module: nn.Module, grad: Tensor, now: _SiteStep, call: _Call) -> None:
+        site, number = self.sites[name], now.gradients
+        now.gradients += 1
+        self._see_weight(site, now, module)
+        batch = self._seen.batch(grad)
+        sampled = number < now.planned if call.sampled is None else call.sampled
+        if not self._full or not sampled:
+            site.take(Operand.GRAD_OUTPUT, batch, step=self._step)
+            return
+        g_MN = rows_of_features(grad)
+        rows = call.rows
+        if call.sampled is None:
+            rows = row_numbers(g_MN, now.limit, self._generator(name, Operand.GRAD_OUTPUT, number))
+        sample = Sampled.of(g_MN, rows)
+        site.take(Operand.GRAD_OUTPUT, _with_distributions(batch, sample), step=self._step)
+        captured = call.captured
+        if captured is None or now.captured is not captured:
+            return
+        captured.g, captured.g_amax = sample.values, batch.amax
+        captured.w = module.get_parameter("weight").detach()  # a sharded one is whole only now
+        # Now, not at the end of the step: the optimizer changes the weight in between.
+        now.captured = None
+        self._on_captured(name, captured)
+
+
+def _passes(module: nn.Module, x: Tensor, *, asks: bool) -> frozenset[Pass]:
+    """No gradient pass where the output asks for none, no dgrad for a leaf, no wgrad for a frozen weight."""
+    needed = {
+        Pass.FWD: True,
+        Pass.DGRAD: asks and x.requires_grad,
+        Pass.WGRAD: asks and module.get_parameter("weight").requires_grad,
+    }
+    return frozenset(pass_ for pass_, runs in needed.items() if runs)
+
+
+def _with_distributions(batch: BatchStatistics, sample: Sampled) -> BatchStatistics:
+    return replace(batch, covariance=sample.covariance, marginals=sample.marginals)
+
+
+def _is_sharded(weight: Tensor) -> bool:
+    """Whether this rank holds a part of it only, as FSDP2 has it outside a module's forward and backward."""
+    return hasattr(weight, "to_local")

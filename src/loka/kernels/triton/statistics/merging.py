@@ -123,9 +123,9 @@ def pair_kernel(
     block = tl.program_id(0)
     if block == tl.num_programs(0) - 1:
         places = tl.arange(0, 256)
-        inside = places < COUNTS
-        a = tl.load(counters_a + places, mask=inside, other=0)
-        tl.store(counters + places, a + tl.load(counters_b + places, mask=inside, other=0), mask=inside)
+        a = tl.load(counters_a + places, mask=places < COUNTS, other=0)
+        b = tl.load(counters_b + places, mask=places < COUNTS, other=0)
+        tl.store(counters + places, a + b, mask=places < COUNTS)
     else:
         columns = block * BC + tl.arange(0, BC)
         inside = columns < C
