@@ -1,0 +1,231 @@
+"""The loop as Probe sees it: what is set up before a step and taken down after it.
+
+Hooks, the eager stance and a profiler exist only while a step needs them; whatever happens in the step, they
+are gone after it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from loka.artifacts.profile import StepShares
+from loka.kernels import device_of
+from loka.probe.attach import (
+    changes_between,
+    device_of_linears,
+    nothing_to_observe,
+    observable_linears,
+)
+from loka.probe.eager import EAGER
+from loka.probe.error_log import ErrorLog
+from loka.probe.finding import SiteFinder
+from loka.probe.live import Captured, live_errors, site_generator
+from loka.probe.observer import Observer
+from loka.probe.overhead import StepKind
+from loka.probe.schedule import Schedule
+from loka.probe.step_profile import StepProfiler, shares_of
+from loka.probe.trial import Trial, trials_of
+from loka.vocab import Pass, Site
+
+__all__ = ["Loop"]
+
+_TIMED_STEP = 5  # late enough that allocators, autotuning and compilation are warm
+_SETTLED_DB = 0.5
+_SETTLED_OBSERVATIONS = 5
+_log = logging.getLogger("loka.probe")
+
+
+class Loop:
+    """Finds sites, observes steps and profiles one, as the schedule says.
+
+    Attributes:
+        model: The model, without wrappers.
+        linears: Site name to what is observed.
+        where: The torch device of the first of them.
+        device: What the machine is.
+        observer: With the statistics.
+        log: Errors.
+        finder: Says whether the model was called.
+        sites: The products found; None before the first step.
+        shares: Where the step's time goes; None before the sixth step.
+        notes: What was out of the ordinary.
+
+    Args:
+        model: As above.
+        seed: For the samples of rows.
+        on_read: Told the number of a full observed step once its numbers were read.
+
+    Raises:
+        UsageError: for a model without an nn.Linear that can be planned.
+    """
+
+    def __init__(self, model: nn.Module, *, seed: int, on_read: Callable[[int], object]) -> None:
+        self.model = model
+        self.linears = observable_linears(model)
+        if not self.linears:
+            raise nothing_to_observe(model)
+        self.where = device_of_linears(self.linears)
+        self.device = device_of(self.where)
+        self.log = ErrorLog()
+        self.finder = SiteFinder(model)
+        self.sites: list[Site] | None = None
+        self.shares: StepShares | None = None
+        self.notes: list[str] = []
+        self._seed, self._on_read = seed, on_read
+        self.observer = self._new_observer()
+        self._trials: dict[str, list[Trial]] = {}
+        self._profiler: StepProfiler | None = None
+        self._kind = StepKind.PLAIN  # what the step under way is
+        self._observing = self._forces_eager = False
+        self._step = 0  # number of the step under way, from 0
+        self._unread: int | None = None  # the full step whose numbers are still to be read
+
+    def _new_observer(self) -> Observer:
+        return Observer(
+            self.linears,
+            on_captured=self._try_live,
+            seed=self._seed,
+            is_training=lambda: self.model.training,
+        )
+
+    def prepare(self, schedule: Schedule) -> None:
+        """Set up what the next step needs: finding sites, observing or timing.
+
+        The first step finds the sites. After a resume from a state that does not know them it is observed as
+        well where that is due, so that a resumed training observes the steps of an unbroken one.
+        """
+        self._step = schedule.seen
+        due = schedule.is_due and (self.sites is not None or schedule.resumed_at > 0)
+        self._kind = StepKind.PLAIN
+        if due:
+            self.read_numbers()
+            schedule.adjust()
+            self._follow_model()
+            self._observe(full=schedule.is_full)
+        if self.sites is None:
+            self._force_eager()
+            self._kind = StepKind.OTHER
+            self.finder.start(self.linears)
+        elif not due and self.shares is None and schedule.seen - schedule.resumed_at >= _TIMED_STEP:
+            self._profile_step()
+
+    def over(self, schedule: Schedule) -> bool:
+        """A step came to its end.
+
+        Returns:
+            Whether it was observed.
+        """
+        observed = self._observing
+        self.finish(schedule, stepped=True)
+        schedule.over(self._kind, observed=observed)
+        return observed
+
+    def finish(self, schedule: Schedule, *, stepped: bool) -> None:
+        """Take down what `prepare` set up; a step that never came to its end does not count."""
+        try:
+            found = self.finder.stop()
+            if found is not None:
+                self.take_sites(found)
+            if self._observing:
+                self._observing = False
+                self.observer.disarm(hand_over=stepped)
+                if not stepped and self._unread == self._step + 1:
+                    self._unread = None
+            if self._profiler is not None:
+                profiler, self._profiler = self._profiler, None
+                self._take_shares(profiler, schedule, stepped=stepped)
+        finally:
+            if self._forces_eager:
+                self._forces_eager = False
+                EAGER.release()
+
+    def take_sites(self, sites: list[Site]) -> None:
+        """Products found, or known from a saved state."""
+        self.sites = sites
+        self._trials = {
+            site.name: trials_of(site, self.device) for site in sites if site.plannable and site.rows
+        }
+
+    def read_numbers(self) -> None:
+        """Read what the last observed steps measured, and tell who wants to know."""
+        self.log.collect()
+        step, self._unread = self._unread, None
+        if step is not None:
+            self._on_read(step)
+
+    def has_settled(self) -> bool:
+        """Whether 5 observations or more bound the SQNR of every recipe of fwd and dgrad within +-0.5 dB."""
+        intervals = [
+            interval
+            for key, interval in self.log.intervals()
+            if key.pass_ is not Pass.WGRAD  # a mean gradient fluctuates by itself
+        ]
+        return bool(intervals) and all(
+            i.count >= _SETTLED_OBSERVATIONS and i.high - i.low <= 2 * _SETTLED_DB for i in intervals
+        )
+
+    def _observe(self, *, full: bool) -> None:
+        self._kind = StepKind.FULL if full else StepKind.OBSERVED
+        self._unread = self._step + 1 if full else None
+        self._force_eager()
+        self._observing = True
+        self.observer.arm(self._step, full=full)
+
+    def _profile_step(self) -> None:
+        if torch._C._autograd._profiler_enabled():  # the user's own: torch has one at a time
+            return
+        self._kind = StepKind.OTHER
+        profiler = StepProfiler(self.where.type)
+        profiler.start()
+        self._profiler = profiler
+
+    def _take_shares(self, profiler: StepProfiler, schedule: Schedule, *, stepped: bool) -> None:
+        events = profiler.stop()
+        if stepped:
+            schedule.clock.read_all()  # the device is at rest now
+            plain_us = schedule.clock.median_plain_us()
+            self.shares = shares_of(events, self.sites or [], self.device, step_us=plain_us)
+
+    def _force_eager(self) -> None:
+        if not self._forces_eager:
+            self._forces_eager = True
+            EAGER.hold()
+
+    def _follow_model(self) -> None:
+        """Linears that were added, replaced or removed since: statistics of another shape start anew."""
+        linears = observable_linears(self.model)
+        changes = changes_between(self.linears, linears)
+        if changes is None:
+            return
+        _log.warning("%s; sites are found anew", changes.text)
+        self.notes.append(changes.text)
+        known = self.observer.sites
+        self.linears, self.sites, self._trials = linears, None, {}
+        self.observer = self._new_observer()
+        self.observer.sites = {name: site for name, site in known.items() if name not in changes.stale}
+        self.log.drop_sites(changes.stale)
+
+    def _try_live(self, name: str, captured: Captured) -> None:
+        # Before the sites are known (the first step after a resume) every linear that ran is one.
+        trials = self._trials.get(name) if self.sites is not None else self._trials_at(name)
+        if not trials or _is_freed(captured.w):
+            return
+        generator = site_generator(self._seed, name, f"live/{self._step}")
+        self.log.add(name, trials, live_errors(captured, trials, generator))
+
+    def _trials_at(self, name: str) -> list[Trial]:
+        """The trials of a linear that the observer has just seen."""
+        linear = self.linears[name]
+        rows = max(self.observer.sites[name].m_seen, default=1)
+        bias = linear.bias is not None
+        site = Site(name, "linear", linear.out_features, linear.in_features, bias, rows)
+        return trials_of(site, self.device)
+
+
+def _is_freed(w: Tensor) -> bool:
+    """A sharded weight (FSDP2) has its memory only while its module runs forward or backward."""
+    return w.numel() > 0 and w.untyped_storage().nbytes() == 0
