@@ -52,6 +52,10 @@ def test_the_guide_runs(
     }
     _run("Probe in your own loop", names)
     assert names["profile"].steps_observed >= 1
+    names["held_out"] = list(source.batches(Split.VALID, 64))
+    _run("What the loss feels", names)
+    assert names["profile"].loss.site
+    assert " +- " in capsys.readouterr().out
     _run("Plan", names)
     assert "tower.deep.0" in capsys.readouterr().out
     _run("Apply", names)

@@ -16,6 +16,7 @@ __all__ = [
     "ModelArgument",
     "ModelOptions",
     "ProbeEvery",
+    "ProbeOptions",
     "RequirementOptions",
     "TalkOptions",
     "TrainOptions",
@@ -115,6 +116,42 @@ class FolderOptions:
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete the earlier run in this folder first.")
     ] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOptions:
+    """How much Probe learns, and where its curves go."""
+
+    live_every: Annotated[
+        int | None,
+        typer.Option(
+            metavar="COUNT",
+            help="Every such observed step measures errors and distributions too; 10, or 1 in a short run.",
+            show_default=False,
+        ),
+    ] = None
+    rows: Annotated[
+        list[int],
+        typer.Option(
+            metavar="M",
+            help="Measure at this many rows of a product too, as of a batch that serving will have; may be "
+            "repeated.",
+            show_default=False,
+        ),
+    ] = field(default_factory=list)
+    loss_rows: Annotated[
+        int | None,
+        typer.Option(
+            metavar="ROWS",
+            help="Validation rows on which the change of the loss is estimated; 65,536 or what there are, "
+            "0 for no estimate.",
+            show_default=False,
+        ),
+    ] = None
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write curves of every site for TensorBoard.", show_default=False),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

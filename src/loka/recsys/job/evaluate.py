@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +25,11 @@ __all__ = ["DEFAULT_LOSS_ROWS", "HeldOutBatches", "LossEstimate", "loss_estimate
 
 logger = logging.getLogger("loka")
 
-DEFAULT_LOSS_ROWS = 16_384
+DEFAULT_LOSS_ROWS = 65_536
 """Held-out rows where their number is not given."""
 
 
-def row_loss(*, dtype: ComputeDtype, tasks: int) -> Callable[[nn.Module, Batch], Tensor]:
+def row_loss(*, dtype: ComputeDtype, tasks: int) -> Callable[[nn.Module, Any], Tensor]:
     """The function `evaluate(model, batch)` for reference models.
 
     The loss of a row is its cross entropy in nats, the mean over tasks, times the row's weight where the
@@ -113,7 +114,7 @@ class LossEstimate:
         batches: The held-out rows.
     """
 
-    evaluate: Callable[[nn.Module, Batch], Tensor]
+    evaluate: Callable[[nn.Module, Any], Tensor]
     batches: HeldOutBatches
 
 
