@@ -123,6 +123,30 @@ def test_training_by_group_is_the_trainers_own() -> None:
     assert not torch.equal(train(3, None), train(3, chosen))
 
 
+def test_several_looks_are_averaged_over_the_second_half() -> None:
+    """330 rows in 11 steps of up to 32: looks after rows 220 (step 7), 275 (step 9) and at the end."""
+    source, profile = TinySource(), tiny_profile()
+    chosen = one_group(Pass.FWD)
+    single = train_by_group(TinyModel, source, CONFIG, profile=profile, bar=False)(4, chosen)
+    expected = [single]
+    for steps in (7, 9):
+        short = dataclasses.replace(CONFIG, max_rows=32 * steps)
+        expected.append(train_by_group(TinyModel, source, short, profile=profile, bar=False)(4, chosen))
+    found = train_by_group(TinyModel, source, CONFIG, profile=profile, looks=3, bar=False)(4, chosen)
+    torch.testing.assert_close(found, torch.stack(expected).mean(dim=0), rtol=1e-12, atol=0)
+
+
+def test_looks_that_cannot_be() -> None:
+    class Stream(TinySource):
+        def rows(self, split: Split) -> int | None:
+            return None
+
+    with pytest.raises(UsageError, match="at least 1, got 0"):
+        train_by_group(TinyModel, TinySource(), CONFIG, profile=tiny_profile(), looks=0)
+    with pytest.raises(UsageError, match="knows its training rows"):
+        train_by_group(TinyModel, Stream(), CONFIG, profile=tiny_profile(), looks=2)
+
+
 def test_all_bf16_is_the_baseline_bitwise() -> None:
     source, profile = TinySource(), tiny_profile()
     train = train_by_group(TinyModel, source, CONFIG, profile=profile, bar=False)

@@ -25,6 +25,8 @@ from loka.recsys.evaluation.predictions import Predictions
 from loka.recsys.pairs.paired import run_arm
 from loka.recsys.source import Source, Split
 from loka.recsys.training.config import TrainConfig
+from loka.recsys.training.predict import predict
+from loka.recsys.training.step import StepInfo
 from loka.vocab import Device, Pass, ProductRecipe, Requirement, Site
 
 __all__ = ["loss_per_row", "plan_of_group", "ran_in", "switched_plan", "train_by_group"]
@@ -93,6 +95,7 @@ def train_by_group(
     *,
     profile: Profile,
     split: Split = Split.VALID,
+    looks: int = 1,
     bar: bool | None = None,
 ) -> Callable[[int, PassGroup | None], Tensor]:
     """The `train` that `retrain_effects` wants, for a reference model on a source.
@@ -103,26 +106,32 @@ def train_by_group(
         config: Settings of all runs, their seed set to each run's. A short training is what is wanted.
         profile: Of the model; see `plan_of_group`.
         split: Held-out rows whose losses are returned. Test rows judge plans, so the default takes others.
+        looks: How often the held-out rows are predicted, evenly spread over the second half of the training,
+            the last time at its end; their losses are averaged. Two trainings of a pair drift apart and
+            together again within a few dozen steps, so several looks at one pair are worth several pairs.
         bar: As in `Progress`.
 
     Returns:
         `train(seed, group)`: fp64 [R], all infinite where the training diverged.
 
     Raises:
-        UsageError: for the training split, whose rows are not held out.
+        UsageError: for the training split, whose rows are not held out, looks < 1, or several looks at a
+            source that does not know how many training rows it has.
     """
     if split is Split.TRAIN:
         raise UsageError("rows of the training split are not held out", hint="take Split.VALID")
+    at_rows = _look_rows(config.rows_total(source.rows(Split.TRAIN)), looks)
 
     def train(seed: int, group: PassGroup | None) -> Tensor:
         model = build(seed).to(torch.device(config.device))
         if group is not None:
             apply_plan(model, plan_of_group(profile, group))
+        looker = _Looker(model, source, config, split, at_rows)
         name = BASELINE if group is None else group.name
-        run = run_arm(model, source, config.with_seed(seed), arm=name, bar=bar)
+        run = run_arm(model, source, config.with_seed(seed), arm=name, after_step=looker, bar=bar)
         if split not in run.predictions:
             return torch.full((1,), torch.inf, dtype=torch.float64)
-        return loss_per_row(run.predictions[split])
+        return looker.mean_with(loss_per_row(run.predictions[split]))
 
     return train
 
@@ -134,6 +143,49 @@ def loss_per_row(predictions: Predictions) -> Tensor:
         return losses
     weights = predictions.weights.double()
     return losses * (weights / weights.mean())
+
+
+def _look_rows(total: int | None, looks: int) -> list[int]:
+    """After how many training rows to look, the look at the end left out."""
+    if looks < 1:
+        raise UsageError(f"looks must be at least 1, got {looks}")
+    if looks == 1:
+        return []
+    if total is None:
+        raise UsageError(
+            "several looks need a source that knows its training rows", hint="looks=1, or set max_rows"
+        )
+    return [round(total * (1 + i / looks) / 2) for i in range(1, looks)]
+
+
+class _Looker:
+    """Predicts the held-out rows at given places of a training; an `after_step` of `run_arm`."""
+
+    def __init__(
+        self, model: nn.Module, source: Source, config: TrainConfig, split: Split, at_rows: Sequence[int]
+    ) -> None:
+        self._model, self._source, self._config, self._split = model, source, config, split
+        self._left = list(at_rows)
+        self._losses: list[Tensor] = []
+
+    def __call__(self, step: StepInfo) -> None:
+        if not self._left or step.rows < self._left[0]:
+            return
+        while self._left and step.rows >= self._left[0]:
+            del self._left[0]
+        predictions = predict(
+            self._model,
+            self._source,
+            self._split,
+            batch_size=self._config.eval_batch_size or self._config.batch_size,
+            dtype=self._config.dtype,
+            device=torch.device(self._config.device),
+        )
+        self._losses.append(loss_per_row(predictions))
+
+    def mean_with(self, last: Tensor) -> Tensor:
+        """Mean over the looks so far and the last one."""
+        return torch.stack([*self._losses, last]).mean(dim=0)
 
 
 def _site_plan(

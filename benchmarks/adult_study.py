@@ -1,0 +1,277 @@
+"""The study behind `adult_quality.py`: model, rows, and every training of it, each kept in a file.
+
+Stages: observe (a profile), retrain by groups of passes, make the plan, train the arms that are judged.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from loka.artifacts import Plan, Profile, read_plan, read_profile, write_plan, write_profile
+from loka.dispatch import apply_plan, make_plan
+from loka.probe import Probe
+from loka.probe.pass_groups import PassGroup, pass_groups
+from loka.probe.retraining import GroupEffect, add_loss_changes, retrain_effects, retrained_run
+from loka.recsys import Batch, Schema, Source, Split, TrainConfig, Trainer, open_source
+from loka.recsys.evaluation.metrics import log_loss_rows
+from loka.recsys.models.base import RecModel, TowerConfig
+from loka.recsys.models.dcnv2 import CrossLayer
+from loka.recsys.models.layers import MLP, LogitHead, initialize
+from loka.recsys.pairs.groups import loss_per_row, ran_in, switched_plan, train_by_group
+from loka.recsys.pairs.paired import run_arm
+from loka.recsys.training.config import ComputeDtype
+from loka.recsys.training.predict import forward
+from loka.recsys.training.step import StepInfo
+from loka.vocab import RECIPES, Requirement
+
+NAIVE = RECIPES["tensorwise_hybrid"]
+REQUIREMENT = Requirement(max_loss_increase=2e-4)
+ARMS = ("bf16", "fp32", "naive", "planned")
+FIRST_PLANNING_SEED = 1000
+EPOCH_SEEDS = 3
+LOOKS = 8
+
+
+class DenseInputDCNv2(nn.Module):
+    """DCN-V2, cross layers and deep part side by side, dense features as they are in the first layer.
+
+    Args:
+        config: Width of an embedding; the rest is fixed.
+        schema: The columns.
+    """
+
+    def __init__(self, config: TowerConfig, schema: Schema) -> None:
+        super().__init__()
+        width = len(schema.dense) + len(schema.fields) * config.dim
+        self.crosses = nn.ModuleList(CrossLayer(width, None) for _ in range(2))
+        self.deep = MLP(width, (256, 128))
+        self.head = LogitHead(width + 128, len(schema.tasks))
+
+    def forward(self, dense: Tensor, embedded: Tensor) -> Tensor:
+        """(fp32 [B, D], fp32 [B, F, d]) -> fp32 logits [B, T]."""
+        x0 = torch.cat([dense, embedded.flatten(1)], dim=1)
+        x = x0
+        for cross in self.crosses:
+            x = cross(x0, x)
+        out: Tensor = self.head(torch.cat([x, self.deep(x0).to(x.dtype)], dim=1))
+        return out
+
+
+def build(schema: Schema, seed: int) -> RecModel:
+    """The model with the initial weights of a seed."""
+    config = TowerConfig(dim=16)
+    with torch.device("meta"):
+        model = RecModel(schema, config, DenseInputDCNv2(config, schema))
+    model.to_empty(device="cpu")
+    initialize(model, seed=seed)
+    return model
+
+
+class HeldSource:
+    """A source whose batches are made once and held in memory."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.name, self.schema, self.skipped = source.name, source.schema, source.skipped
+        self._held: dict[tuple[Split, int], list[Batch]] = {}
+
+    def batches(self, split: Split, batch_size: int, *, skip: int = 0) -> Iterator[Batch]:
+        key = (split, batch_size)
+        if key not in self._held:
+            self._held[key] = list(self._source.batches(split, batch_size))
+        return iter(self._held[key][skip:])
+
+    def rows(self, split: Split) -> int | None:
+        return self._source.rows(split)
+
+    def identity(self) -> dict[str, str | int | float]:
+        return self._source.identity()
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """One data set and how much is done on it.
+
+    Attributes:
+        name: Of the folder and the metrics.
+        data: As `open_source` takes it.
+        scratch: Where runs are kept.
+        max_epochs: Epochs that may be chosen.
+        short_epochs: Of a retraining.
+        planning_seeds: Seeds of the retrainings of whole kinds of passes.
+        block_seeds: Seeds of those of each kind by block of the model; 0 leaves them out.
+        judging_seeds: Seeds of the verdict.
+    """
+
+    name: str
+    data: str
+    scratch: Path
+    max_epochs: int
+    short_epochs: int
+    planning_seeds: int
+    block_seeds: int
+    judging_seeds: int
+
+    @property
+    def folder(self) -> Path:
+        return self.scratch / self.name
+
+    def config(self, *, epochs: int, dtype: ComputeDtype) -> TrainConfig:
+        return TrainConfig(
+            batch_size=512, epochs=epochs, dtype=dtype, eval_batch_size=4096, checkpoint_every_s=None
+        )
+
+    def retrainings(self, profile: Profile) -> list[tuple[tuple[PassGroup, ...], range]]:
+        """Groups of whole kinds with their seeds, then groups by block with theirs."""
+        found = pass_groups(profile.sites.sites(), NAIVE, ran=ran_in(profile))
+        whole = tuple(g for g in found if "@" not in g.name)
+        parts = tuple(g for g in found if "@" in g.name)
+        planned = [(whole, self.planning_seeds), (parts, self.block_seeds)]
+        first = FIRST_PLANNING_SEED
+        return [(groups, range(first, first + n)) for groups, n in planned if groups and n]
+
+
+@functools.lru_cache(maxsize=4)
+def held(data: str) -> HeldSource:
+    """The source, once a process."""
+    return HeldSource(open_source(data))
+
+
+# --- what is learned on the training and validation rows ------------------------------------------------
+
+
+def observe(study: Study) -> Profile:
+    """Train once in bf16 with Probe: errors of every recipe, and the forward's changes of the loss."""
+    path = study.folder / "profile.json"
+    if path.exists():
+        return read_profile(path)
+    source, seed = held(study.data), FIRST_PLANNING_SEED
+    config = study.config(epochs=study.max_epochs, dtype=ComputeDtype.BF16).with_seed(seed)
+    model = build(source.schema, seed)
+    batches = list(source.batches(Split.VALID, 512))
+    probe = Probe(model, every=20, seed=seed, evaluate=_evaluate, batches=batches)
+    trainer = Trainer(model, source, config, after_step=lambda _: probe.step(), bar=False)
+    with probe:
+        trainer.train()
+    profile = probe.profile()
+    write_profile(path, profile)
+    return profile
+
+
+def _evaluate(model: nn.Module, batch: object) -> Tensor:
+    rows = cast(Batch, batch)
+    labels = rows.labels
+    logits = forward(model, rows, dtype=ComputeDtype.BF16, tasks=labels.shape[1])
+    return nn.functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="none").mean(1)
+
+
+def validation_curve(study: Study, seed: int) -> list[float]:
+    """Mean validation loss of bf16 after each epoch."""
+    source = held(study.data)
+    config = study.config(epochs=study.max_epochs, dtype=ComputeDtype.BF16).with_seed(seed)
+    steps = sum(1 for _ in source.batches(Split.TRAIN, config.batch_size))
+    losses: list[float] = []
+
+    def after_step(step: StepInfo) -> None:
+        if step.step % steps == 0:
+            predictions = trainer.evaluate(Split.VALID)
+            losses.append(float(log_loss_rows(predictions.logits, predictions.labels).mean()))
+
+    trainer = Trainer(build(source.schema, seed), source, config, after_step=after_step, bar=False)
+    trainer.train()
+    return losses
+
+
+def plan_for(study: Study, profile: Profile) -> tuple[Plan, Profile, tuple[GroupEffect, ...]]:
+    """The plan, the profile that it was made from, and what the groups cost."""
+    train, folder = _short_training(study, profile), study.folder / "retrained"
+    effects = tuple(
+        effect
+        for groups, seeds in study.retrainings(profile)
+        for effect in retrain_effects(train, groups, seeds, directory=folder)
+    )
+    # The forward's cost by block, to leave only what carries it in bf16; the gradients' as whole kinds.
+    names = [effect.group.name for effect in effects]
+    blocks = [name for name in names if name.startswith("fwd@")]
+    taken = [name for name in names if name in ("dgrad", "wgrad")] + (blocks or ["fwd"])
+    complete = add_loss_changes(profile, effects, groups=taken)
+    write_profile(study.folder / "profile-with-loss.json", complete)
+    plan = make_plan(complete, REQUIREMENT)
+    write_plan(study.folder / "plan.json", plan)
+    return plan, complete, effects
+
+
+def _short_training(study: Study, profile: Profile) -> Callable[[int, PassGroup | None], Tensor]:
+    source = held(study.data)
+    config = study.config(epochs=study.short_epochs, dtype=ComputeDtype.FP32)
+    return train_by_group(functools.partial(build, source.schema), source, config, profile=profile, bar=False)
+
+
+# --- what judges ----------------------------------------------------------------------------------------
+
+
+def judged_losses(study: Study, arm: str, seed: int, epochs: int) -> Tensor:
+    """Losses of the test rows of one arm and seed, fp64 [R]."""
+    path = study.folder / "judged" / f"{arm}-seed-{seed}-epochs-{epochs}.safetensors"
+    if path.exists():
+        return load_file(path)["losses"]
+    source = held(study.data)
+    model = build(source.schema, seed)
+    if arm == "planned":
+        apply_plan(model, read_plan(study.folder / "plan.json"))
+    elif arm == "naive":
+        profile = read_profile(study.folder / "profile.json")
+        apply_plan(model, naive_plan(profile))
+    dtype = ComputeDtype.FP32 if arm == "fp32" else ComputeDtype.BF16
+    config = study.config(epochs=epochs, dtype=dtype).with_seed(seed)
+    run = run_arm(model, source, config, arm=arm, bar=False)
+    losses = loss_per_row(run.predictions[Split.TEST])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({"losses": losses}, path)
+    return losses
+
+
+def naive_plan(profile: Profile) -> Plan:
+    """Tensorwise FP8 in every pass of every wide site."""
+    groups = pass_groups(profile.sites.sites(), NAIVE, ran=ran_in(profile))
+    switches = [switch for group in groups if "@" not in group.name for switch in group.switches]
+    return switched_plan(profile, switches, note="tensorwise FP8 everywhere")
+
+
+def changes(study: Study, arm: str, baseline: str, epochs: int) -> list[float]:
+    """Relative change of the test loss, and so of NE, in percent, for each judging seed."""
+    pairs = (
+        (judged_losses(study, arm, seed, epochs).mean(), judged_losses(study, baseline, seed, epochs).mean())
+        for seed in range(study.judging_seeds)
+    )
+    return [100.0 * float(a / b - 1.0) for a, b in pairs]
+
+
+def retrain_task(study: Study, seed: int, group: str) -> None:
+    profile = read_profile(study.folder / "profile.json")
+    groups = {g.name: g for found, _ in study.retrainings(profile) for g in found}
+    retrained_run(
+        _short_training(study, profile), seed, groups.get(group), directory=study.folder / "retrained"
+    )
+
+
+def judge_task(study: Study, seed: int, arm: str, epochs: int) -> None:
+    judged_losses(study, arm, seed, epochs)
+
+
+def curves_of(study: Study) -> list[list[float]]:
+    path = study.folder / "curves.safetensors"
+    if not path.exists():
+        seeds = range(FIRST_PLANNING_SEED, FIRST_PLANNING_SEED + EPOCH_SEEDS)
+        curves = torch.tensor([validation_curve(study, seed) for seed in seeds], dtype=torch.float64)
+        save_file({"curves": curves}, path)
+    found: list[list[float]] = load_file(path)["curves"].tolist()
+    return found
