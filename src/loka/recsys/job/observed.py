@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import torch
 from loka.artifacts import Profile, write_profile, write_statistics
 from loka.probe import Probe
 from loka.recsys.job.config import JobConfig
+from loka.recsys.job.evaluate import LossEstimate
 from loka.recsys.job.folder import PROFILE_NAME, STATISTICS_NAME
 from loka.recsys.models import RecModel, build_model, model_config
 from loka.recsys.source import Source, Split
@@ -29,6 +30,7 @@ __all__ = [
 
 logger = logging.getLogger("loka")
 
+_LONG_EVERY = 100  # what observe_every gives to a run that is long enough
 _SHORT_STEPS = 256  # a longer run is observed every 100 steps without its length being known
 
 
@@ -64,6 +66,9 @@ def observed_training(
     resume: bool = False,
     on_ceiling: Callable[[Probe], object] | None = None,
     bar: bool | None = None,
+    live_every: int | None = None,
+    loss: LossEstimate | None = None,
+    on_observed: Callable[[Probe, int], object] | None = None,
 ) -> ObservedRun:
     """Train the job's model on its first seed with Probe attached; Probe changes no number of it.
 
@@ -75,13 +80,30 @@ def observed_training(
         resume: Go on from the checkpoint, if there is one.
         on_ceiling: Told once, as soon as the shares of a step are known.
         bar: As in `Progress`.
+        live_every: Each such observed step is a full one; by default 10, or 1 in a short run, which has too
+            few observed steps to spare any.
+        loss: What the profile asks about the change of the loss; None for no estimate.
+        on_observed: Told of every full observed step, as Probe does.
     """
     seed = job.all_seeds[0]
     model = fresh_model(job, source, seed).to(torch.device(job.train.device))
     every = job.observe_every(_training_rows(job, source))
-    if job.probe_every is None and every < 100:
+    is_short = job.probe_every is None and every < _LONG_EVERY
+    if is_short:
         logger.info("the run is short: Probe observes every %d steps", every)
-    probe = Probe(model, every=every, seed=seed)
+    if live_every is None:
+        live_every = 1 if every < _LONG_EVERY else 10
+    probe = Probe(
+        model,
+        every=every,
+        live_every=live_every,
+        # A short run is there to be observed, and a number that was asked for is kept.
+        max_overhead=None if is_short or job.probe_every is not None else 0.01,
+        evaluate=None if loss is None else loss.evaluate,
+        batches=None if loss is None else loss.batches,
+        seed=seed,
+        on_observed=on_observed,
+    )
     settled: list[int] = []
     told: list[bool] = []
 
@@ -137,9 +159,18 @@ def _run_once(trainer: Trainer, source: Source) -> None:
         )
 
 
-def write_learned(run: ObservedRun, directory: Path) -> Profile:
-    """Write `statistics.safetensors` and `profile.json`."""
-    profile = run.probe.profile()
+def write_learned(run: ObservedRun, directory: Path, *, rows: Sequence[int] = ()) -> Profile:
+    """Write `statistics.safetensors` and `profile.json`.
+
+    Args:
+        run: What was learned.
+        directory: Where to.
+        rows: Values of M beside those that the run saw, at which the profile measures too.
+
+    Returns:
+        The profile.
+    """
+    profile = run.probe.profile(rows=rows)
     facts = {"steps_seen": profile.steps_seen, "steps_observed": profile.steps_observed}
     write_statistics(directory / STATISTICS_NAME, run.probe.statistics, facts)
     write_profile(directory / PROFILE_NAME, profile)
