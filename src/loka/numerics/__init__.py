@@ -6,6 +6,14 @@ from loka.numerics.covariance import FULL_FEATURES, RANK, SKETCH, Covariance
 from loka.numerics.drift import WINDOW_STEPS, Drift, total_variation
 from loka.numerics.dtypes import format_of, torch_dtype
 from loka.numerics.error import CastLoss, ProductError, cast_loss, product_error, sqnr_db
+from loka.numerics.format_loss import (
+    FLOAT8_FORMATS,
+    FormatLoss,
+    Share,
+    column_spread,
+    format_loss,
+    row_spread,
+)
 from loka.numerics.marginals import MARGINAL_BINS, Marginals
 from loka.numerics.moments import HISTOGRAM_BINS, HISTOGRAM_MIN_EXPONENT, Moments
 from loka.numerics.operand_statistics import BatchStatistics, OperandStatistics, statistics_bytes
@@ -20,6 +28,7 @@ from loka.numerics.quantized import (
 )
 
 __all__ = [
+    "FLOAT8_FORMATS",
     "FULL_FEATURES",
     "HISTOGRAM_BINS",
     "HISTOGRAM_MIN_EXPONENT",
@@ -33,23 +42,28 @@ __all__ = [
     "CastLoss",
     "Covariance",
     "Drift",
+    "FormatLoss",
     "Marginals",
     "Moments",
     "OperandStatistics",
     "ProductError",
     "Quantized",
+    "Share",
     "amax_of",
     "cast_loss",
     "cast_operand",
+    "column_spread",
     "decode",
     "decode_scale",
     "exact_product",
+    "format_loss",
     "format_of",
     "lay_out",
     "not_quantized",
     "product_error",
     "product_of_operands",
     "round_to_format",
+    "row_spread",
     "scale_per_element",
     "scale_shape",
     "sqnr_db",
