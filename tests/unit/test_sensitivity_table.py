@@ -330,6 +330,10 @@ def elsewhere(model: nn.Module, batch: Batch) -> Tensor:
     return batch[1] + 0.5
 
 
+def rounded(model: nn.Module, batch: Batch) -> Tensor:
+    return log_loss(model, batch).bfloat16()
+
+
 def negative(model: nn.Module, batch: Batch) -> Tensor:
     return -log_loss(model, batch)
 
@@ -339,6 +343,7 @@ def negative(model: nn.Module, batch: Batch) -> Tensor:
     [
         (mean_loss, r"torch.float64 of shape \[\] for batch 1, expected one loss a row"),
         (column, r"torch.float64 of shape \[20, 1\] for batch 1, expected one loss a row"),
+        (rounded, "in torch.bfloat16 for batch 1, in which a change of 1e-4 vanishes"),
         (with_nan, "gave 1 of 20 losses that are not finite for batch 1"),
         (elsewhere, "called none of the model's linears for batch 1"),
         (negative, "the mean loss of the batches is -"),

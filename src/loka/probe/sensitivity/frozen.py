@@ -57,6 +57,12 @@ class Frozen:
                 f"{number}, expected one loss a row, [rows]",
                 hint="use reduction='none', and the mean over everything but rows",
             )
+        if losses.dtype in (torch.bfloat16, torch.float16):
+            raise UsageError(
+                f"evaluate(model, batch) gave losses in {losses.dtype} for batch {number}, in which a "
+                "change of 1e-4 vanishes",
+                hint="compute the loss in FP32, from the logits",
+            )
         bad = int((~torch.isfinite(losses.detach())).sum())
         if bad:
             raise UsageError(
