@@ -84,8 +84,8 @@ def build_profile(
         rows: Values of M beside those that were seen.
         loss: Gives the change of the loss by forward products, each alone.
     """
-    reached = [replace(s, rows=m_quantiles(learned.observed, s)[1]) for s in learned.sites]
-    plannable = [s for s in reached if s.plannable and s.rows]
+    sites = [_as_observed(site, learned.observed) for site in learned.sites]
+    plannable = [s for s in sites if s.plannable and s.rows]
     notes = list(learned.notes)
     products, casts = ProductTable(), CastTable()
 
@@ -105,11 +105,11 @@ def build_profile(
         seed=learned.seed,
     )
     return Profile(
-        model=fingerprint(learned.sites, sum(p.numel() for p in learned.model.parameters())),
+        model=fingerprint(sites, sum(p.numel() for p in learned.model.parameters())),
         device=learned.device,
         steps_seen=learned.steps_seen,
         steps_observed=learned.steps_observed,
-        sites=_site_table(learned.sites, learned.observed),
+        sites=_site_table(sites, learned.observed),
         errors=learned.log.table(),
         products=products,
         casts=casts,
@@ -118,6 +118,13 @@ def build_profile(
         overhead=learned.overhead,
         notes=notes,
     )
+
+
+def _as_observed(site: Site, observed: Mapping[str, SiteObservation]) -> Site:
+    """With the median rows, and the calls of a whole step: the first one may begin or end within a forward."""
+    seen = observed.get(site.name)
+    calls = seen.calls if seen is not None and seen.calls else site.calls
+    return replace(site, rows=m_quantiles(observed, site)[1], calls=calls)
 
 
 def _times(

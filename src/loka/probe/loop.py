@@ -110,6 +110,8 @@ class Loop:
             self._force_eager()
             self._kind = StepKind.OTHER
             self.finder.start(self.linears)
+        elif not due and self.observer.is_waiting:
+            self._kind = StepKind.OTHER  # the gradients of a forward that ran ahead are looked at
         elif not due and self.shares is None and schedule.seen - schedule.resumed_at >= _TIMED_STEP:
             self._profile_step()
 
@@ -130,9 +132,10 @@ class Loop:
             found = self.finder.stop()
             if found is not None:
                 self.take_sites(found)
+            self.observer.end_wait(hand_over=stepped)
             if self._observing:
                 self._observing = False
-                self.observer.disarm(hand_over=stepped)
+                self.observer.disarm(hand_over=stepped, await_gradients=stepped)
                 if not stepped and self._unread == self._step + 1:
                     self._unread = None
             if self._profiler is not None:

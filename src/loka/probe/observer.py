@@ -52,16 +52,22 @@ class _SiteStep:
         captured: What waits for its gradient.
         taken: Something was captured in this step.
         hooked: The captured call's own output asks for a gradient.
+        number: Of the observed step.
+        full: Distributions are taken as well.
+        over: Gradients that arrive from now on are of no interest.
     """
 
     planned: int
     chosen: int
+    number: int
+    full: bool
     calls: int = 0
     gradients: int = 0
     weighed: bool = False
     captured: Captured | None = None
     taken: bool = False
     hooked: bool = False
+    over: bool = False
 
     @property
     def limit(self) -> int:
@@ -95,6 +101,7 @@ class Observer:
         self._seed = seed
         self._handles: list[RemovableHandle] = []
         self._now: dict[str, _SiteStep] = {}
+        self._late: dict[str, _SiteStep] = {}
         self._seen = SeenTensors()
         self._step = 0
         self._full = True
@@ -111,18 +118,44 @@ class Observer:
         for name, module in self._linears.items():
             self._handles.append(module.register_forward_hook(self._forward_hook(name), with_kwargs=True))
 
-    def disarm(self, *, hand_over: bool = True) -> None:
-        """Remove the hooks; sites whose gradient never arrived hand over what they have, or drop it."""
+    @property
+    def is_waiting(self) -> bool:
+        """Whether gradients of a step that is over are still awaited."""
+        return bool(self._late)
+
+    def disarm(self, *, hand_over: bool = True, await_gradients: bool = False) -> None:
+        """Remove the hooks; sites whose gradient never arrived hand over what they have, or drop it.
+
+        Args:
+            hand_over: Keep what the step gave.
+            await_gradients: Where no gradient of the step arrived at all, its forward may have run a batch
+                ahead: wait for them until `end_wait`.
+        """
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._seen.clear()
         steps, self._now = self._now, {}
+        for name, now in steps.items() if hand_over else ():
+            self.sites[name].calls = now.calls
+        hooked = any(now.hooked for now in steps.values())
+        if await_gradients and hooked and not any(now.gradients for now in steps.values()):
+            self._late = steps
+        else:
+            self._end(steps, hand_over=hand_over)
+
+    def end_wait(self, *, hand_over: bool = True) -> None:
+        """Wait no longer for the gradients of a step before; what has none is handed over, or dropped."""
+        steps, self._late = self._late, {}
+        self._end(steps, hand_over=hand_over)
+        if steps:
+            self._seen.clear()
+
+    def _end(self, steps: Mapping[str, _SiteStep], *, hand_over: bool) -> None:
         for name, now in steps.items():
-            if hand_over:
-                self.sites[name].calls = now.calls
-                if now.captured is not None and not _is_sharded(now.captured.w):
-                    self._on_captured(name, now.captured)
+            now.over = True
+            if hand_over and now.captured is not None and not _is_sharded(now.captured.w):
+                self._on_captured(name, now.captured)
 
     # --- forward --------------------------------------------------------------------------------------
 
@@ -137,8 +170,9 @@ class Observer:
             see = self._see_again if recomputed else self._see_input
             with torch.autocast(output.device.type, enabled=False):  # would make bf16 of our products
                 call = see(name, module, x, asks=output.requires_grad)
-            if output.requires_grad:
-                output.register_hook(self._gradient_hook(name, module, call))
+            now = self._now.get(name)
+            if output.requires_grad and now is not None:
+                output.register_hook(self._gradient_hook(name, module, now, call))
 
         return hook
 
@@ -157,7 +191,7 @@ class Observer:
             site.take(Operand.INPUT, batch, step=self._step)
             return _Call()
         sample = self._seen.sampled(
-            x, limit=now.limit, generator=lambda: self._generator(name, Operand.INPUT, number)
+            x, limit=now.limit, generator=lambda: self._generator(name, Operand.INPUT, now, number)
         )
         site.take(Operand.INPUT, _with_distributions(batch, sample), step=self._step)
         call = _Call(sampled=True, rows=sample.rows)
@@ -182,7 +216,7 @@ class Observer:
         if now.captured is None or now.hooked:
             return _Call(sampled=None)
         x_MK = rows_of_features(x)
-        rows = row_numbers(x_MK, now.limit, self._generator(name, Operand.INPUT, now.chosen))
+        rows = row_numbers(x_MK, now.limit, self._generator(name, Operand.INPUT, now, now.chosen))
         values = x_MK if rows is None else x_MK.index_select(0, rows)
         amax = now.captured.x_amax if now.calls == 1 else self._seen.batch(x).amax
         now.hooked = True
@@ -194,7 +228,7 @@ class Observer:
         if now.weighed or _is_sharded(weight):
             return
         now.weighed = True
-        site.take(Operand.WEIGHT, self._seen.batch(weight), step=self._step)
+        site.take(Operand.WEIGHT, self._seen.batch(weight), step=now.number)
 
     def _site_step(self, name: str, site: SiteObservation) -> _SiteStep:
         now = self._now.get(name)
@@ -202,19 +236,20 @@ class Observer:
             planned = max(1, site.calls)
             generator = site_generator(self._seed, name, f"call/{self._step}")
             chosen = int(torch.randint(planned, (), generator=generator)) if planned > 1 else 0
-            now = self._now[name] = _SiteStep(planned, chosen)
+            now = self._now[name] = _SiteStep(planned, chosen, self._step, self._full)
         return now
 
-    def _generator(self, name: str, operand: Operand, number: int) -> torch.Generator:
-        return site_generator(self._seed, name, f"rows/{operand}/{self._step}/{number}")
+    def _generator(self, name: str, operand: Operand, now: _SiteStep, number: int) -> torch.Generator:
+        return site_generator(self._seed, name, f"rows/{operand}/{now.number}/{number}")
 
     # --- backward -------------------------------------------------------------------------------------
 
-    def _gradient_hook(self, name: str, module: nn.Module, call: _Call) -> Callable[[Tensor], None]:
+    def _gradient_hook(
+        self, name: str, module: nn.Module, now: _SiteStep, call: _Call
+    ) -> Callable[[Tensor], None]:
         @torch.no_grad()
         def hook(grad: Tensor) -> None:
-            now = self._now.get(name)
-            if now is None or grad.numel() == 0:  # a backward that comes after its step is not of this one
+            if now.over or grad.numel() == 0:  # a backward that nobody waits for
                 return
             with torch.autocast(grad.device.type, enabled=False):
                 self._see_gradient(name, module, grad, now, call)
@@ -227,15 +262,15 @@ class Observer:
         self._see_weight(site, now, module)
         batch = self._seen.batch(grad)
         sampled = number < now.planned if call.sampled is None else call.sampled
-        if not self._full or not sampled:
-            site.take(Operand.GRAD_OUTPUT, batch, step=self._step)
+        if not now.full or not sampled:
+            site.take(Operand.GRAD_OUTPUT, batch, step=now.number)
             return
         g_MN = rows_of_features(grad)
         rows = call.rows
         if call.sampled is None:
-            rows = row_numbers(g_MN, now.limit, self._generator(name, Operand.GRAD_OUTPUT, number))
+            rows = row_numbers(g_MN, now.limit, self._generator(name, Operand.GRAD_OUTPUT, now, number))
         sample = Sampled.of(g_MN, rows)
-        site.take(Operand.GRAD_OUTPUT, _with_distributions(batch, sample), step=self._step)
+        site.take(Operand.GRAD_OUTPUT, _with_distributions(batch, sample), step=now.number)
         captured = call.captured
         if captured is None or now.captured is not captured:
             return

@@ -6,7 +6,6 @@ Bytes are exchanged as tensors, never as pickled objects.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -15,9 +14,8 @@ from torch import Tensor
 
 from loka.errors import UsageError
 from loka.probe.error_log import ErrorLog
-from loka.probe.observer import SiteObservation
-from loka.probe.state import sites_of_state, state_of_sites
-from loka.vocab import Operand
+from loka.probe.observation import SiteObservation
+from loka.probe.reduce import reduce_over_ranks
 
 __all__ = ["Ranks"]
 
@@ -27,12 +25,17 @@ class Ranks:
 
     Args:
         together: Whether every rank has its Probe. A Probe on one rank alone must not wait for others.
-        where: The device of the model, on which ranks exchange tensors.
     """
 
-    def __init__(self, *, together: bool, where: torch.device) -> None:
+    def __init__(self, *, together: bool) -> None:
         self._together = together
-        self._where = where
+
+    @property
+    def _where(self) -> torch.device:
+        """Where tensors must lie to be exchanged."""
+        if "nccl" in str(dist.get_backend()):
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
 
     @property
     def count(self) -> int:
@@ -78,13 +81,7 @@ class Ranks:
         """What all ranks observed; this one's observations are left as they are."""
         if self.count == 1:
             return dict(sites)
-        states = self.gathered(state_of_sites(sites))
-        ranks = [sites_of_state(state, where=self._where) for state in states]
-        out: dict[str, SiteObservation] = {}
-        for rank in ranks:
-            for name, site in rank.items():
-                out[name] = _both(out[name], site) if name in out else site
-        return out
+        return reduce_over_ranks(sites)
 
     def gathered(self, state: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """The states of all ranks in their order; waits for them."""
@@ -100,17 +97,3 @@ class Ranks:
         parts = [torch.empty_like(padded) for _ in range(self.count)]
         dist.all_gather(parts, padded)
         return [load(p[:n].cpu().numpy().tobytes()) for p, n in zip(parts, sizes, strict=True)]
-
-
-def _both(a: SiteObservation, b: SiteObservation) -> SiteObservation:
-    """What two ranks saw of one site. The weight is one and the same on both."""
-    operands = dict(b.operands) | dict(a.operands)
-    for operand in a.operands.keys() & b.operands.keys() - {Operand.WEIGHT}:
-        operands[operand] = a.operands[operand].merge(b.operands[operand])
-    return replace(
-        a,
-        operands=operands,
-        m_seen=a.m_seen + b.m_seen,
-        passes=a.passes | b.passes,
-        calls=max(a.calls, b.calls),
-    )

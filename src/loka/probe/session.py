@@ -87,7 +87,7 @@ class Probe:
         if not isinstance(model, nn.Module):
             raise UsageError(f"Probe takes an nn.Module, got a {type(model).__name__}")
         self._loop = Loop(unwrapped(model), seed=seed, on_read=self._tell)
-        self._ranks = Ranks(together=across_ranks, where=self._loop.where)
+        self._ranks = Ranks(together=across_ranks)
         self._schedule = Schedule(
             every=every,
             live_every=live_every,
