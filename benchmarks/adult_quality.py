@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from adult_study import (
@@ -32,15 +34,17 @@ from adult_study import (
     LOOKS,
     Study,
     changes,
-    curves_of,
+    curve_seeds,
+    curve_task,
     judge_task,
     observe,
     plan_for,
     retrain_task,
 )
-from loka.artifacts import Plan, write_benchmark
+from loka.artifacts import Plan, describe_environment, write_benchmark
 from loka.numerics.intervals import Interval, mean_interval
 from loka.probe.retraining import BASELINE, GroupEffect
+from loka.recsys import Split
 from loka.recsys.job.coverage import coverage_of
 from loka.recsys.training.config import ComputeDtype
 from loka.vocab import Pass
@@ -48,7 +52,7 @@ from loka.vocab import Pass
 # --- many processes -------------------------------------------------------------------------------------
 
 
-def spread(workers: int, function: Callable[..., None], tasks: Iterable[tuple[Any, ...]]) -> None:
+def spread(workers: int, function: Callable[..., object], tasks: Iterable[tuple[Any, ...]]) -> None:
     """Do the tasks in `workers` processes; with one, in this process."""
     if workers == 1:
         for task in tasks:
@@ -77,7 +81,8 @@ def run_study(study: Study, *, workers: int) -> tuple[dict[str, float], dict[str
         tasks |= dict.fromkeys((seed, name) for seed in seeds for name in names)
     spread(workers, retrain_task, [(study, *task) for task in tasks])
     plan, complete, effects = plan_for(study, profile)
-    curves = curves_of(study)
+    spread(workers, curve_task, [(study, seed) for seed in curve_seeds()])
+    curves = [curve_task(study, seed) for seed in curve_seeds()]
     means = [sum(values) / len(values) for values in zip(*curves, strict=True)]
     epochs = min(range(len(means)), key=means.__getitem__) + 1
     spread(
@@ -85,8 +90,12 @@ def run_study(study: Study, *, workers: int) -> tuple[dict[str, float], dict[str
         judge_task,
         [(study, seed, arm, epochs) for seed in range(study.judging_seeds) for arm in ARMS],
     )
-    by_arm = {arm: changes(study, arm, "bf16", epochs) for arm in ("naive", "planned")}
-    by_arm["fp32"] = changes(study, "fp32", "bf16", epochs)
+    against = {"naive": "bf16", "planned": "bf16", "bf16": "fp32"}
+    by_arm = {
+        (arm, split): changes(study, arm, baseline, epochs, split)
+        for arm, baseline in against.items()
+        for split in (Split.TEST, Split.VALID)
+    }
     coverage = coverage_of(plan, complete)
     flops = sum(part.gemm_flops for part in coverage)
     metrics: dict[str, float] = {
@@ -94,8 +103,12 @@ def run_study(study: Study, *, workers: int) -> tuple[dict[str, float], dict[str
         "epochs": epochs,
         "pairs": study.judging_seeds,
     }
-    for arm, values in by_arm.items():
-        metrics |= _interval_metrics(arm, mean_interval(values))
+    for (arm, split), change in by_arm.items():
+        name = f"{arm}_vs_fp32" if arm == "bf16" else arm
+        name += "" if split is Split.TEST else f"_{split}"
+        metrics |= _interval_metrics(name, mean_interval(change.mean(dim=1).tolist()))
+        # What other rows would have given: a part that more seeds do not lessen.
+        metrics[f"{name}_se_rows"] = float(change.mean(dim=0).std()) / math.sqrt(change.shape[1])
     for effect in effects:
         metrics |= _effect_metrics(effect)
     for part in coverage:
@@ -113,7 +126,9 @@ def run_study(study: Study, *, workers: int) -> tuple[dict[str, float], dict[str
             "judged": [0, study.judging_seeds],
         },
         "validation_loss_by_epoch": curves,
-        "changes_percent": by_arm,
+        "changes_percent": {
+            f"{arm}@{split}": change.mean(dim=1).tolist() for (arm, split), change in by_arm.items()
+        },
         "groups": [_effect_row(effect) for effect in effects],
         "loss_table": complete.loss,
         "plan": _plan_rows(plan),
@@ -169,6 +184,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the record")
     parser.add_argument("--movielens", type=Path, help="MovieLens-100k as scripts/fetch_movielens.py puts it")
     parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--commit", help="of the code, where the checkout does not say")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     _one_thread()
@@ -184,7 +200,10 @@ def main() -> None:
         prefix = "" if study is adult else f"{study.name}_"
         metrics |= {prefix + name: value for name, value in found.items()}
         details[study.name] = more
-        write_benchmark(args.out / "adult_quality.json", metrics, details)
+        environment = describe_environment()
+        if args.commit is not None:
+            environment = msgspec.structs.replace(environment, commit=args.commit)
+        write_benchmark(args.out / "adult_quality.json", metrics, details, environment=environment)
     for name, value in metrics.items():
         print(f"{name:48} {value:.5g}")
 

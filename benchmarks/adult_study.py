@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from loka.artifacts import Plan, Profile, read_plan, read_profile, write_plan, write_profile
+from loka.artifacts import Plan, Profile, read_plan, read_profile, write_atomically, write_plan, write_profile
 from loka.dispatch import apply_plan, make_plan
 from loka.probe import Probe
 from loka.probe.pass_groups import PassGroup, pass_groups
 from loka.probe.retraining import GroupEffect, add_loss_changes, retrain_effects, retrained_run
 from loka.recsys import Batch, Schema, Source, Split, TrainConfig, Trainer, open_source
 from loka.recsys.evaluation.metrics import log_loss_rows
+from loka.recsys.job.main_job import plan_digest
 from loka.recsys.models.base import RecModel, TowerConfig
 from loka.recsys.models.dcnv2 import CrossLayer
 from loka.recsys.models.layers import MLP, LogitHead, initialize
@@ -218,24 +219,28 @@ def _short_training(study: Study, profile: Profile) -> Callable[[int, PassGroup 
 # --- what judges ----------------------------------------------------------------------------------------
 
 
-def judged_losses(study: Study, arm: str, seed: int, epochs: int) -> Tensor:
-    """Losses of the test rows of one arm and seed, fp64 [R]."""
-    path = study.folder / "judged" / f"{arm}-seed-{seed}-epochs-{epochs}.safetensors"
+def judged_losses(study: Study, arm: str, seed: int, epochs: int) -> dict[str, Tensor]:
+    """Losses of the validation and test rows of one arm and seed, by split, fp64 [R]."""
+    plan: Plan | None = None
+    if arm == "planned":
+        plan = read_plan(study.folder / "plan.json")
+    elif arm == "naive":
+        plan = naive_plan(read_profile(study.folder / "profile.json"))
+    # Another plan is another run.
+    name = arm if plan is None else f"{arm}-{plan_digest(plan)[:12]}"
+    path = study.folder / "judged" / f"{name}-epochs-{epochs}-seed-{seed}.safetensors"
     if path.exists():
-        return load_file(path)["losses"]
+        return load_file(path)
     source = held(study.data)
     model = build(source.schema, seed)
-    if arm == "planned":
-        apply_plan(model, read_plan(study.folder / "plan.json"))
-    elif arm == "naive":
-        profile = read_profile(study.folder / "profile.json")
-        apply_plan(model, naive_plan(profile))
+    if plan is not None:
+        apply_plan(model, plan)
     dtype = ComputeDtype.FP32 if arm == "fp32" else ComputeDtype.BF16
     config = study.config(epochs=epochs, dtype=dtype).with_seed(seed)
     run = run_arm(model, source, config, arm=arm, bar=False)
-    losses = loss_per_row(run.predictions[Split.TEST])
+    losses = {str(split): loss_per_row(found) for split, found in run.predictions.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({"losses": losses}, path)
+    write_atomically(path, save(losses))
     return losses
 
 
@@ -246,13 +251,17 @@ def naive_plan(profile: Profile) -> Plan:
     return switched_plan(profile, switches, note="tensorwise FP8 everywhere")
 
 
-def changes(study: Study, arm: str, baseline: str, epochs: int) -> list[float]:
-    """Relative change of the test loss, and so of NE, in percent, for each judging seed."""
-    pairs = (
-        (judged_losses(study, arm, seed, epochs).mean(), judged_losses(study, baseline, seed, epochs).mean())
-        for seed in range(study.judging_seeds)
-    )
-    return [100.0 * float(a / b - 1.0) for a, b in pairs]
+def changes(study: Study, arm: str, baseline: str, epochs: int, split: Split) -> Tensor:
+    """Relative change of each row's loss in units of the baseline's mean, in percent; fp64 [seeds, R].
+
+    Its mean over rows is the relative change of the loss, and so of NE.
+    """
+    rows = []
+    for seed in range(study.judging_seeds):
+        ours = judged_losses(study, arm, seed, epochs)[str(split)]
+        theirs = judged_losses(study, baseline, seed, epochs)[str(split)]
+        rows.append(100.0 * (ours - theirs) / theirs.mean())
+    return torch.stack(rows)
 
 
 def retrain_task(study: Study, seed: int, group: str) -> None:
@@ -267,11 +276,16 @@ def judge_task(study: Study, seed: int, arm: str, epochs: int) -> None:
     judged_losses(study, arm, seed, epochs)
 
 
-def curves_of(study: Study) -> list[list[float]]:
-    path = study.folder / "curves.safetensors"
+def curve_task(study: Study, seed: int) -> list[float]:
+    """`validation_curve`, kept in a file."""
+    path = study.folder / f"curve-seed-{seed}.safetensors"
     if not path.exists():
-        seeds = range(FIRST_PLANNING_SEED, FIRST_PLANNING_SEED + EPOCH_SEEDS)
-        curves = torch.tensor([validation_curve(study, seed) for seed in seeds], dtype=torch.float64)
-        save_file({"curves": curves}, path)
-    found: list[list[float]] = load_file(path)["curves"].tolist()
+        curve = torch.tensor(validation_curve(study, seed), dtype=torch.float64)
+        write_atomically(path, save({"curve": curve}))
+    found: list[float] = load_file(path)["curve"].tolist()
     return found
+
+
+def curve_seeds() -> range:
+    """Seeds that choose the number of epochs."""
+    return range(FIRST_PLANNING_SEED, FIRST_PLANNING_SEED + EPOCH_SEEDS)
