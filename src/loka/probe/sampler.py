@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from loka.errors import UsageError
-from loka.numerics.moments import Moments
 from loka.numerics.operand_statistics import OperandStatistics
 from loka.probe.distributions import Copula, IndependentNormal, MultivariateNormal
 
@@ -58,7 +57,7 @@ def row_model(statistics: OperandStatistics, *, model: OperandModel = OperandMod
 
 
 def draw_rows(
-    statistics: OperandStatistics | Moments,
+    statistics: OperandStatistics,
     rows: int,
     generator: torch.Generator,
     *,
@@ -71,8 +70,6 @@ def draw_rows(
     Raises:
         UsageError: if the statistics hold no rows, or not the parts that the model needs.
     """
-    if isinstance(statistics, Moments):  # what callers hold that know no distributions
-        return IndependentNormal.of(statistics).draw(rows, generator)
     return row_model(statistics, model=model).draw(rows, generator)
 
 
