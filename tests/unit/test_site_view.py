@@ -15,11 +15,11 @@ from rich.text import Text
 
 from loka.artifacts import write_profile, write_statistics
 from loka.cli.distribution_view import distribution_parts, history_lines
-from loka.cli.distributions import QUANTILES, fate_of, fate_shares, operand_numbers
+from loka.cli.distributions import QUANTILES, fate_of, operand_numbers, subnormal_share
 from loka.cli.error_view import error_parts, loss_rows, loss_table
 from loka.cli.main import command_line
 from loka.cli.profile_view import profile_rows
-from loka.numerics import Moments, OperandStatistics, round_to_format
+from loka.numerics import OperandStatistics, round_to_format
 from loka.vocab import Format, Operand, Pass
 
 
@@ -63,15 +63,16 @@ def test_the_fate_of_an_octave_is_that_of_its_numbers(format_: Format) -> None:
         assert fate.zero + fate.subnormal == pytest.approx(small, abs=1e-3)
 
 
-def test_shares_that_underflow_are_those_of_a_cast_within_an_octave() -> None:
+def test_shares_are_those_of_a_cast_within_an_octave() -> None:
     x = heavy(4000)
     x = x[x != 0]
-    amax = float(x.abs().max())
-    exponents = Moments.of(x[:, None]).exponents.tolist()
-    flushed = round_to_format(x * (448 / amax), Format.E4M3) == 0
-    fate = fate_shares(exponents, amax, Format.E4M3)
-    assert fate.zero == pytest.approx(flushed.double().mean().item(), abs=0.01)
-    assert fate_shares([0] * 64, amax, Format.E4M3).zero == 0.0
+    scaled = x * (448 / float(x.abs().max()))
+    zero = round_to_format(scaled, Format.E4M3) == 0
+    shares = operand_numbers(learned(x[:, None]))["formats"]["e4m3"]
+    assert shares["underflow"] == pytest.approx(zero.double().mean().item(), abs=0.01)
+    small = (scaled.abs() < 2.0**-6) & ~zero
+    assert shares["subnormal"] == pytest.approx(small.double().mean().item(), abs=0.01)
+    assert subnormal_share([0] * 64, 1.0, Format.E4M3) == 0.0
 
 
 def test_numbers_are_direct_counts() -> None:
@@ -180,11 +181,11 @@ def test_live_stands_beside_sampled_kernel_by_kernel() -> None:
     assert numbered[0][:6] == ["1", "fwd", "emulated.rowwise", "live", "30.50", "0.50"]
     assert numbered[1][2:5] == ["mslk.rowwise", "sampled", "12.50"]
     assert numbered[2][2:5] == ["torch.rowwise", "sampled", "29.50"]
-    assert (len(numbered[0][6]), len(numbered[1][6])) == (10, 4)  # a # every 3 dB
+    assert (len(numbered[0][6]), len(numbered[1][6])) == (8, 3)  # a # every 4 dB
     assert "(e5m2) M=64" in "\n".join(lines)
     # The second table has the same lines.
     assert len(numbered) == 10
-    assert numbered[5][1] == f"{10 ** (-30.5 / 20):.3g}"
+    assert numbered[5][1] == f"{100 * 10 ** (-30.5 / 20):.2f}"
 
 
 def test_a_profile_of_version_1_names_the_recipe_and_one_observation_has_no_spread() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loka.numerics import HISTOGRAM_MIN_EXPONENT, Marginals, OperandStatistics
+from loka.numerics import HISTOGRAM_MIN_EXPONENT, Marginals, OperandStatistics, format_loss
 from loka.vocab import Format
 
-__all__ = ["FORMATS", "QUANTILES", "Fate", "fate_of", "fate_shares", "operand_numbers"]
+__all__ = ["FORMATS", "QUANTILES", "Fate", "fate_of", "operand_numbers", "subnormal_share"]
 
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
 FORMATS = (Format.E4M3, Format.E5M2)
@@ -50,13 +50,13 @@ def fate_of(exponent: int, amax: float, format: Format) -> Fate:  # noqa: A002 -
     return Fate(zero, min(1.0, max(0.0, normal - exponent)) - zero)
 
 
-def fate_shares(exponents: Sequence[int], amax: float, format: Format) -> Fate:  # noqa: A002
-    """Share of the non-zero elements that underflow, and that become subnormal; resolution: one octave."""
+def subnormal_share(exponents: Sequence[int], amax: float, format: Format) -> float:  # noqa: A002
+    """Share of the non-zero elements that become subnormal; resolution: one octave."""
     total = sum(exponents)
     if not total or not amax > 0:
-        return Fate(0.0, 0.0)
-    fates = [(n, fate_of(i + HISTOGRAM_MIN_EXPONENT, amax, format)) for i, n in enumerate(exponents)]
-    return Fate(sum(n * f.zero for n, f in fates) / total, sum(n * f.subnormal for n, f in fates) / total)
+        return 0.0
+    fates = (n * fate_of(i + HISTOGRAM_MIN_EXPONENT, amax, format).subnormal for i, n in enumerate(exponents))
+    return sum(fates) / total
 
 
 def operand_numbers(statistics: OperandStatistics) -> dict[str, Any]:
@@ -76,7 +76,13 @@ def operand_numbers(statistics: OperandStatistics) -> dict[str, Any]:
         "amax": amax,
         "amax_history": _history(statistics),
         "exponents": {i + HISTOGRAM_MIN_EXPONENT: n for i, n in enumerate(exponents) if n},
-        "formats": {str(f): _shares(exponents, amax, f) for f in FORMATS},
+        "formats": {
+            str(f): {
+                "underflow": format_loss(moments, f).underflow.value,
+                "subnormal": subnormal_share(exponents, amax, f),
+            }
+            for f in FORMATS
+        },
         "row_amax_octaves": _row_spread([int(n) for n in moments.row_exponents.tolist()]),
         "feature_amax_octaves": _feature_spread(moments.amax),
         "drift": None if drift is None else drift._asdict(),
@@ -87,11 +93,6 @@ def operand_numbers(statistics: OperandStatistics) -> dict[str, Any]:
 def _history(statistics: OperandStatistics) -> dict[str, list[float]]:
     history = statistics.history
     return {"steps": list(history.steps), "amax": history.values().tolist()}
-
-
-def _shares(exponents: Sequence[int], amax: float, format: Format) -> dict[str, float]:  # noqa: A002
-    fate = fate_shares(exponents, amax, format)
-    return {"underflow": fate.zero, "subnormal": fate.subnormal}
 
 
 def _row_spread(histogram: Sequence[int]) -> dict[str, float] | None:

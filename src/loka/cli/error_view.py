@@ -10,10 +10,11 @@ from rich.table import Table
 
 from loka.artifacts import Profile
 from loka.cli.output import cell
+from loka.vocab import Pass
 
 __all__ = ["error_parts", "loss_rows", "loss_table"]
 
-_BAR_DB = 3.0  # a character of a bar
+_BAR_DB = 4.0  # a character of a bar
 _SHOWN_DB = 60.0
 Row = Mapping[str, Any]
 
@@ -29,21 +30,21 @@ def error_parts(title: str, rows: Sequence[Row]) -> list[Any]:
     return [
         f"errors {title}: SQNR in dB with its 90 % interval, # = {_BAR_DB:g} dB",
         _levels(ordered),
-        "by line: relative error of the product and of its rows, mean signed error, MERE,",
-        "elements that become zero or are clamped (every interval is in --json)",
+        "by line, in %: relative error of the product and of its rows, elements that",
+        "become zero or are clamped; bias: mean signed error (intervals: --json)",
         _details(ordered),
     ]
 
 
 def _ordered(rows: Sequence[Row]) -> list[Row]:
     """By pass and recipe, real rows before drawn ones, then by kernel and M."""
-    passes = list(dict.fromkeys(row["pass"] for row in rows))
+    passes = [str(pass_) for pass_ in Pass]
     recipes = list(dict.fromkeys((row["spec_a"], row["spec_b"], row["accumulation"]) for row in rows))
 
     def place(row: Row) -> tuple[int, int, bool, str, int]:
         recipe = (row["spec_a"], row["spec_b"], row["accumulation"])
         return (
-            passes.index(row["pass"]),
+            passes.index(str(row["pass"])),
             recipes.index(recipe),
             row["source"] != "live",
             row["kernel"],
@@ -58,7 +59,7 @@ def _names(row: Row) -> tuple[str, str, str]:
     name = row["kernel"]
     if not name:  # a profile of version 1 knows the recipe only
         name = f"{row['spec_a']} x {row['spec_b']}" + (" fast" if row["accumulation"] == "fast" else "")
-    elif not row["spec_a"].startswith("e4m3."):
+    elif row["spec_a"].startswith("e5m2"):
         name += f" ({row['spec_a'].partition('.')[0]})"
     if row["m"]:
         name += f" M={row['m']}"
@@ -66,7 +67,7 @@ def _names(row: Row) -> tuple[str, str, str]:
 
 
 def _levels(rows: Sequence[Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, collapse_padding=True)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("pass", no_wrap=True)
     table.add_column("kernel", overflow="fold")
@@ -93,19 +94,27 @@ def _levels(rows: Sequence[Row]) -> Table:
 
 
 def _details(rows: Sequence[Row]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
-    for title in ("", "rel_err", "+-", "p50", "p99", "max", "bias", "MERE", "zero %", "clamp %"):
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, collapse_padding=True)
+    for title in ("", "rel", "+-", "p50", "p99", "max", "bias", "MERE", "zero", "clamp"):
         table.add_column(title, justify="right", no_wrap=True)
     for number, row in enumerate(rows, 1):
         table.add_row(
             str(number),
-            *(f"{row[name]:.3g}" for name in ("rel_err", "rel_err_half", "row_p50", "row_p99", "row_max")),
+            *(_percent(row[name]) for name in ("rel_err", "rel_err_half", "row_p50", "row_p99", "row_max")),
             f"{row['bias']:+.0e}",
             f"{row['mere']:.2g}",
-            f"{100 * row['underflow']:.2g}",
-            f"{100 * row['saturation']:.2g}",
+            _percent(row["underflow"]),
+            _percent(row["saturation"]),
         )
     return table
+
+
+def _percent(share: float) -> str:
+    """In a few characters."""
+    percent = 100 * share
+    if percent >= 1000:
+        return f"{percent:.0e}"
+    return "<.01" if 0 < percent < 0.005 else f"{percent:.2f}" if percent < 100 else f"{percent:.0f}"
 
 
 def loss_rows(profile: Profile, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -126,6 +126,7 @@ class ProbeOptions:
         int | None,
         typer.Option(
             metavar="COUNT",
+            min=1,
             help="Every such observed step measures errors and distributions too; 10, or 1 in a short run.",
             show_default=False,
         ),
@@ -134,6 +135,7 @@ class ProbeOptions:
         list[int],
         typer.Option(
             metavar="M",
+            min=1,
             help="Measure at this many rows of a product too, as of a batch that serving will have; may be "
             "repeated.",
             show_default=False,
@@ -143,6 +145,7 @@ class ProbeOptions:
         int | None,
         typer.Option(
             metavar="ROWS",
+            min=0,
             help="Validation rows on which the change of the loss is estimated; 65,536 or what there are, "
             "0 for no estimate.",
             show_default=False,

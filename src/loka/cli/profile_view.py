@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from loka.artifacts import Profile
@@ -76,28 +77,26 @@ def _site_row(site: Site, share: float, nonfinite: int, errors: Mapping[tuple[An
 
 
 def sites_table(rows: Sequence[Row]) -> Table:
-    """`site_rows` as a table."""
-    table = Table(title="sites: SQNR in dB, tensorwise / rowwise", title_justify="left")
-    table.add_column("site", no_wrap=True)
-    table.add_column("kind")
-    for title in ("M x N x K", "FLOPs", *(f"{p} dB" for p in Pass), "row error p99"):
-        table.add_column(title, justify="right")
-    table.add_column("not planned")
+    """`site_rows` as a table that fits 80 columns; what cannot be planned has its reason below its name."""
+    table = Table(title="sites: SQNR in dB, tensorwise/rowwise", title_justify="left", box=box.SIMPLE_HEAD)
+    table.collapse_padding, table.show_edge = True, False
+    table.add_column("site", overflow="fold")
+    for title in ("M x N x K", "FLOPs", *(f"{p} dB" for p in Pass), "row p99"):
+        table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         levels = [
             _pair([row[f"{pass_}_{recipe}"] for recipe in _SHOWN], "sqnr_db", "{:.1f}") for pass_ in Pass
         ]
         worst = [_worst(row, recipe) for recipe in _SHOWN]
+        reason = f" ({row['not_planned']})" if row["not_planned"] else ""
         table.add_row(
-            row["site"],
-            row["kind"],
+            cell(row["site"] + reason),
             f"{row['m']}x{row['n']}x{row['k']}",
             f"{100 * row['flops_share']:.1f} %",
             *levels,
-            _pair(worst, "row_p99", "{:.3f}"),
-            cell(row["not_planned"]),
+            _pair(worst, "row_p99", "{:.2f}"),
         )
-    table.caption = "M x N x K of the forward pass; FLOPs: share of all GEMMs; row error: the worst pass"
+    table.caption = "M x N x K of the forward pass; FLOPs: share of all GEMMs; row p99: the worst pass"
     table.caption_justify = "left"
     return table
 
@@ -111,7 +110,7 @@ def _worst(row: Row, recipe: str) -> Row | None:
 def _pair(found: Sequence[Row | None], name: str, form: str) -> str:
     if all(f is None for f in found):
         return "-"
-    return " / ".join("-" if f is None else form.format(f[name]) for f in found)
+    return "/".join("-" if f is None else form.format(f[name]) for f in found)
 
 
 def overhead_text(overhead: Overhead | None) -> str:

@@ -16,8 +16,9 @@ Tags begin with the site, so that TensorBoard shows a group a site:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Protocol, cast
 
@@ -83,7 +84,7 @@ class ProbeWriter:
     """A callback for `Probe(on_observed=...)` that writes curves.
 
     Args:
-        log_dir: Folder of TensorBoard's event files; made if it does not exist.
+        log_dir: Folder of TensorBoard's event files; made at the first point, if it does not exist.
         writer: Write to this instead, such as the SummaryWriter that a trainer has already; it is not closed.
 
     Raises:
@@ -95,8 +96,9 @@ class ProbeWriter:
     ) -> None:
         if (log_dir is None) is (writer is None):
             raise UsageError("ProbeWriter takes a log_dir or a writer", hint='ProbeWriter("runs/probe")')
-        self._own = None if log_dir is None else _summary_writer(log_dir)
-        self._writer: ScalarWriter | None = writer if self._own is None else self._own
+        self._open = None if log_dir is None else partial(_writer_class(), log_dir=os.fspath(log_dir))
+        self._own: _OwnWriter | None = None
+        self._writer = writer
         self._means: dict[tuple[str, ...], tuple[int, float]] = {}
         self._points: dict[tuple[str, Operand], _Point] = {}
 
@@ -114,7 +116,7 @@ class ProbeWriter:
             self._writer.flush()
         if self._own is not None:
             self._own.close()
-        self._own = self._writer = None
+        self._open = self._own = self._writer = None
 
     def __call__(self, probe: Learned, step: int) -> None:
         """Write the points of one observed step.
@@ -127,7 +129,9 @@ class ProbeWriter:
             UsageError: after `close`.
         """
         if self._writer is None:
-            raise UsageError("this ProbeWriter is closed", hint="make a new one")
+            if self._open is None:
+                raise UsageError("this ProbeWriter is closed", hint="make a new one")
+            self._writer = self._own = self._open()
         for tag, value in self._scalars(probe):
             self._writer.add_scalar(tag, value, step)
         self._writer.flush()
@@ -207,7 +211,7 @@ def _read(operands: Mapping[Operand, OperandStatistics]) -> dict[Operand, _Point
     }
 
 
-def _summary_writer(log_dir: str | os.PathLike[str]) -> _OwnWriter:
+def _writer_class() -> Callable[..., _OwnWriter]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -215,4 +219,4 @@ def _summary_writer(log_dir: str | os.PathLike[str]) -> _OwnWriter:
             f"curves for TensorBoard need the package `tensorboard`: {error}",
             hint="pip install 'loka[tensorboard]'",
         ) from error
-    return cast(_OwnWriter, SummaryWriter(log_dir=os.fspath(log_dir)))
+    return cast(Callable[..., _OwnWriter], SummaryWriter)
