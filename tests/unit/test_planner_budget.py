@@ -12,7 +12,8 @@ from planner_profiles import CPU, ProfileBuilder, add_error, linear
 from test_planner_time import random_profile
 
 from loka.artifacts import Plan, Profile
-from loka.dispatch.planner.budget import MARGIN, Option, select
+from loka.dispatch.planner.budget import MARGIN, Option, select, spent
+from loka.dispatch.planner.facts import LossChange
 from loka.dispatch.planner.make_plan import make_plan
 from loka.kernels import HIGH_PRECISION
 from loka.vocab import Pass, Requirement
@@ -159,6 +160,30 @@ def test_gains_do_not_buy_budget() -> None:
     plan = make_plan(_lossy({"gain": (-1e-3, 0.0), "dear": (3e-4, 0.0)}), Requirement(max_loss_increase=2e-4))
     assert [s.fwd[0].kernel for s in plan.sites] == ["emulated.tensorwise", HIGH_PRECISION]
     assert plan.predicted.delta_ne == pytest.approx(-3e-3)
+
+
+def test_a_gain_covers_its_own_noise() -> None:
+    """1.64 standard errors of 1.5e-4 are more than the limit; below a gain of 1e-4 they are not."""
+    changes = {"gain": (-1e-4, 1.5e-4), "even": (0.0, 1.5e-4)}
+    plan = make_plan(_forward_only(changes), Requirement(max_loss_increase=2e-4))
+    assert {s.name: s.fwd[0].kernel for s in plan.sites} == {
+        "gain": "emulated.tensorwise",
+        "even": HIGH_PRECISION,
+    }
+    check_limit(plan, 2e-4)
+    assert spent(LossChange(-1e-4, 1.5e-4)) == (0.0, pytest.approx(1.5e-4 - 1e-4 / MARGIN))
+    assert spent(LossChange(-1e-3, 1e-4)) == (0.0, 0.0)
+    assert spent(LossChange(1e-4, 1e-5)) == (1e-4, 1e-5)
+    assert spent(None) == (0.0, 0.0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.floats(-5, 5), st.floats(0, 3)), min_size=1, max_size=12))
+def test_what_is_spent_bounds_the_plan_with_gains_in_full(changes: list[tuple[float, float]]) -> None:
+    counted = [spent(LossChange(*change)) for change in changes]
+    budgeted = sum(d for d, _ in counted) + MARGIN * math.sqrt(sum(s**2 for _, s in counted))
+    in_full = sum(d for d, _ in changes) + MARGIN * math.sqrt(sum(s**2 for _, s in changes))
+    assert in_full <= budgeted + 1e-9
 
 
 def test_pins_spend_the_budget_first() -> None:

@@ -22,12 +22,27 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from loka.dispatch.planner.candidates import Candidate
+from loka.dispatch.planner.facts import LossChange
 
-__all__ = ["MARGIN", "Grant", "Option", "Selection", "select"]
+__all__ = ["MARGIN", "Grant", "Option", "Selection", "select", "spent"]
 
 MARGIN = 1.64  # standard errors: the one-sided 95 % point of a normal distribution
 
 Grant = tuple[float, float]  # largest delta and largest se an option may have
+
+
+def spent(change: LossChange | None) -> Grant:
+    """What a switch takes of the budget, as delta and se; nothing where no change was estimated.
+
+    A gain buys no budget for others, since it may be noise, but it does cover its own noise: it counts as a
+    delta of 0 with what is left of the standard error, se + delta / MARGIN. The sum of deltas plus the margin
+    of a plan, gains counted in full, is never above what was budgeted so: sqrt(sum (s_i + t_i)^2) is at most
+    sqrt(sum s_i^2) + sum t_i.
+    """
+    if change is None:
+        return 0.0, 0.0
+    delta, se = change
+    return (delta, se) if delta >= 0 else (0.0, max(0.0, se + delta / MARGIN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +52,8 @@ class Option:
     Attributes:
         picks: The candidates it runs.
         value: What it brings, above 0.
-        delta: Predicted relative change of the loss; gains count as 0 here, noise must not buy budget.
-        se: Its standard error.
+        delta: Predicted relative change of the loss, as `spent` counts it.
+        se: Its standard error, likewise.
         allowed: Whether the requirement's gates let it pass.
     """
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loka.dispatch.planner.budget import Option
+from loka.dispatch.planner.budget import Option, spent
 from loka.dispatch.planner.candidates import Candidate, operand_tensors, pass_problem
 from loka.dispatch.planner.facts import Facts
 from loka.vocab import OperandSpec, Pass, Site
@@ -162,14 +162,14 @@ class _Part:
 def _part(site: Site, pass_: Pass, candidate: Candidate | None, facts: Facts, *, fixed: bool) -> _Part:
     if candidate is None or fixed:
         return _Part(candidate, us=0.0 if candidate is None else candidate.product_us or 0.0)
-    loss = candidate.loss
+    delta, se = spent(candidate.loss)
     return _Part(
         candidate,
         free=(candidate,),
         us=candidate.product_us or 0.0,
         bf16_us=facts.bf16_us(pass_problem(site, pass_)) or 0.0,
-        delta=0.0 if loss is None else max(0.0, loss.delta_ne),
-        variance=0.0 if loss is None else loss.se**2,
+        delta=delta,
+        variance=se**2,
         passes=candidate.passes,
     )
 

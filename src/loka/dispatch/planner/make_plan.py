@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from loka.artifacts.plan import Choice, Override, Plan, Rejected, SitePlan
 from loka.artifacts.profile import Profile
 from loka.artifacts.records import check_columns
-from loka.dispatch.planner.budget import Grant, Option, Selection, select
+from loka.dispatch.planner.budget import Grant, Option, Selection, select, spent
 from loka.dispatch.planner.by_time import CastCosts, Picks, time_options
 from loka.dispatch.planner.candidates import (
     Candidate,
@@ -17,7 +17,7 @@ from loka.dispatch.planner.candidates import (
     narrow_reason,
     pass_problem,
 )
-from loka.dispatch.planner.facts import Facts, LossChange
+from loka.dispatch.planner.facts import Facts
 from loka.dispatch.planner.pins import Pin, Pins, resolve_pins
 from loka.dispatch.planner.reasons import Verdict
 from loka.dispatch.planner.writing import choice_of, predicted, rejected_of
@@ -109,7 +109,7 @@ class _Planning:
 
     def plan(self, pins: Pins) -> Plan:
         sites = [self._site_planning(site, pins) for site in self.sites]
-        base = _spent([c for s in sites for c in s.pinned.values() if c is not None])
+        base = _spent_by([c for s in sites for c in s.pinned.values() if c is not None])
         units, owners = self._units(sites)
         selection = select(units, limit=self.limit, base=base)
         picks: dict[Key, Candidate] = {}
@@ -172,10 +172,10 @@ class _Planning:
         ranked = sorted(self._usable(planning, pass_), key=lambda c: coarseness(c, prefer_emulated=emulate))
         flops = float(planning.site.flops)
         return [
-            Option((c,), flops, max(0.0, loss.delta_ne), loss.se, c.passes)
+            Option((c,), flops, delta, se, c.passes)
             for c in ranked
             if flops > 0
-            for loss in [c.loss or LossChange(0.0, 0.0)]
+            for delta, se in [spent(c.loss)]
         ]
 
     def _by_time(self, planning: _SitePlanning) -> list[Option]:
@@ -254,12 +254,9 @@ class _Planning:
         )
 
 
-def _spent(pinned: list[Candidate]) -> Grant:
-    changes = [c.loss for c in pinned if c.loss is not None]
-    return (
-        math.fsum(max(0.0, change.delta_ne) for change in changes),
-        math.sqrt(math.fsum(change.se**2 for change in changes)),
-    )
+def _spent_by(pinned: list[Candidate]) -> Grant:
+    changes = [spent(c.loss) for c in pinned]
+    return math.fsum(delta for delta, _ in changes), math.sqrt(math.fsum(se**2 for _, se in changes))
 
 
 def _grant(selection: Selection, unit: int) -> Grant | None:

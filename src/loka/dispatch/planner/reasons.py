@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from loka.dispatch.planner.budget import Grant
+from loka.dispatch.planner.budget import Grant, spent
 from loka.dispatch.planner.by_time import Picks, alone_us, site_time
 from loka.dispatch.planner.candidates import Candidate, Coarseness, coarseness
 from loka.dispatch.planner.facts import Facts
@@ -63,9 +63,10 @@ class Verdict:
             return ""
         if candidate.loss is None:
             return "no estimate of the loss"
-        delta, se = candidate.loss
-        if self.grant is None or (max(0.0, delta) <= self.grant[0] and se <= self.grant[1]):
+        taken = spent(candidate.loss)
+        if self.grant is None or (taken[0] <= self.grant[0] and taken[1] <= self.grant[1]):
             return ""
+        delta, se = candidate.loss
         return f"loss {delta:+.1e} (se {se:.1e}) does not fit in max_loss_increase={self.limit:.1e}"
 
 
