@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -181,6 +183,19 @@ def test_draws_inside_evaluate_are_paired() -> None:
 
     direct = direct_changes(model, evaluate, batches, [{"0": Off(0.0)}])
     assert float(direct.differences.abs().max()) < 1e-5
+
+
+def test_nothing_of_a_batch_is_kept() -> None:
+    """Without the garbage collector: a graph that held itself would pile up, batch by batch."""
+    model, outputs = tower(), []
+    model[1].register_forward_hook(lambda module, args, out: outputs.append(weakref.ref(out)))
+    gc.disable()
+    try:
+        row_scores(model, log_loss, clicks(30, 16), SITES)
+        assert len(outputs) == 3
+        assert all(ref() is None for ref in outputs)
+    finally:
+        gc.enable()
 
 
 # --- how models run -------------------------------------------------------------------------------------

@@ -22,14 +22,20 @@ class Call:
         x: The input as it came.
         y: The output, as the product gave it.
         out: What the model goes on with: equal to y.
-        g: Gradient of the summed losses with respect to y; None until it arrived, or where none does.
+        arrived: Where the backward puts the gradient of y. Not the call itself: the graph of `out` would
+            hold the call that holds `out`, and nothing of a batch would ever be freed.
     """
 
     site: str
     x: Tensor
     y: Tensor
     out: Tensor
-    g: Tensor | None = None
+    arrived: list[Tensor] = field(default_factory=list)
+
+    @property
+    def g(self) -> Tensor | None:
+        """Gradient of the summed losses with respect to y; None until it arrived, or where none does."""
+        return self.arrived[0] if self.arrived else None
 
 
 @dataclass(slots=True)
@@ -79,7 +85,7 @@ class Taps:
                 return None
             x = args[0] if args else kwargs["input"]
             call = Call(site, x.detach(), y.detach(), y)
-            call.out = _Tap.apply(y, self.anchor, call)  # type: ignore[no-untyped-call]
+            call.out = _Tap.apply(y, self.anchor, call.arrived)  # type: ignore[no-untyped-call]
             self.calls.append(call)
             return call.out
 
@@ -90,12 +96,12 @@ class _Tap(torch.autograd.Function):
     """The identity, as a copy (the model may write into what it gets), that keeps the gradient it passes."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, anchor: Tensor, call: Call) -> Tensor:
-        ctx.call = call
+    def forward(ctx: Any, y: Tensor, anchor: Tensor, arrived: list[Tensor]) -> Tensor:
+        ctx.arrived = arrived
         return y.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (g,) = grads
-        ctx.call.g = g.detach()
+        ctx.arrived[:] = [g.detach()]
         return g, torch.zeros(()), None
