@@ -1,4 +1,4 @@
-"""Moments of a tensor's columns: by LoKA's Triton kernels on a GPU, by plain torch elsewhere."""
+"""Moments of a tensor's columns, errors of a product's rows: Triton on a GPU, plain torch elsewhere."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from loka.errors import UsageError
-from loka.numerics import Moments
+from loka.numerics import Moments, row_sums
 
-__all__ = ["merge_moments", "moments_of"]
+__all__ = ["merge_moments", "moments_of", "row_errors_of"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -46,6 +46,17 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
     on_gpu = a.mean.is_cuda and a.mean.device == b.mean.device and a.mean.shape == b.mean.shape
     kernels = _loaded() if on_gpu and a.mean.numel() else None
     found: Moments = a.merge(b) if kernels is None else kernels.merged_moments(a, b)
+    return found
+
+
+def row_errors_of(out: Tensor, ref: Tensor) -> Tensor:
+    """`loka.numerics.row_sums` of a product and its reference [m, n], fp64 [m, 6].
+
+    On a GPU with Triton: one launch and one read; sums are equal up to the order of addition.
+    """
+    rows_lie = ref.numel() > 0 and out.stride(-1) == 1 and ref.stride(-1) == 1
+    kernels = _loaded() if out.is_cuda and rows_lie else None
+    found: Tensor = row_sums(out, ref) if kernels is None else kernels.error_row_sums(out, ref)
     return found
 
 

@@ -5,7 +5,16 @@ from loka.numerics.cast import amax_of, cast_operand, decode_scale, round_to_for
 from loka.numerics.covariance import FULL_FEATURES, RANK, SKETCH, Covariance
 from loka.numerics.drift import WINDOW_STEPS, Drift, total_variation
 from loka.numerics.dtypes import format_of, torch_dtype
-from loka.numerics.error import CastLoss, ProductError, cast_loss, product_error, sqnr_db
+from loka.numerics.error import (
+    ROW_SUMS,
+    CastLoss,
+    ProductError,
+    cast_loss,
+    error_of_rows,
+    product_error,
+    row_sums,
+    sqnr_db,
+)
 from loka.numerics.format_loss import (
     FLOAT8_FORMATS,
     FormatLoss,
@@ -60,7 +69,10 @@ __all__ = [
     "format_of",
     "lay_out",
     "not_quantized",
+    "ROW_SUMS",
+    "error_of_rows",
     "product_error",
+    "row_sums",
     "product_of_operands",
     "round_to_format",
     "row_spread",

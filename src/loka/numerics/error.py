@@ -15,11 +15,20 @@ from torch import Tensor
 
 from loka.numerics.quantized import Quantized, scale_per_element
 
-__all__ = ["CastLoss", "ProductError", "cast_loss", "product_error", "sqnr_db"]
+__all__ = [
+    "ROW_SUMS",
+    "CastLoss",
+    "ProductError",
+    "cast_loss",
+    "error_of_rows",
+    "product_error",
+    "row_sums",
+    "sqnr_db",
+]
 
 
 class ProductError(NamedTuple):
-    """Error of a product [m, n] against a reference; 0-dim fp64 tensors on the product's device.
+    """Error of a product [m, n] against a reference; fp64 tensors on its device, 0-dim of one product.
 
     Attributes:
         signal: Sum of squares of the reference.
@@ -40,8 +49,8 @@ class ProductError(NamedTuple):
     mere: Tensor
 
     def stacked(self) -> Tensor:
-        """fp64 [7], for keeping on the device and copying once."""
-        return torch.stack(list(self))
+        """fp64 [..., 7], for keeping on the device and copying once."""
+        return torch.stack(list(self), dim=-1)
 
 
 def product_error(out: Tensor, ref: Tensor) -> ProductError:
@@ -50,26 +59,54 @@ def product_error(out: Tensor, ref: Tensor) -> ProductError:
     A row whose reference is exactly 0 counts as error 0 where the output is 0 too, infinite otherwise.
     An empty product has error 0.
     """
+    return error_of_rows(row_sums(out, ref))
+
+
+ROW_SUMS = 6
+
+
+def row_sums(out: Tensor, ref: Tensor) -> Tensor:
+    """What a row adds to the error of a product, fp64 [m, 6].
+
+    Columns: sum of squares of out - ref; of ref; sum of out - ref; sum of |ref|; sum of |out - ref| / |ref|
+    over elements with ref != 0; number of those.
+
+    Args:
+        out: [m, n].
+        ref: [m, n].
+    """
     out64, ref64 = out.double(), ref.double()
-    zero = ref64.new_zeros(())
-    if ref64.numel() == 0:
-        return ProductError(zero, zero, zero, zero, zero, zero, zero)
-    diff = out64 - ref64
-    row_noise, row_signal = diff.square().sum(dim=1), ref64.square().sum(dim=1)
-    row_error = torch.where(row_noise == 0, torch.zeros_like(row_noise), (row_noise / row_signal).sqrt())
+    diff, magnitude = out64 - ref64, ref64.abs()
+    nonzero = magnitude != 0
+    relative = torch.where(nonzero, diff.abs() / magnitude.clamp(min=5e-324), 0.0)
+    columns = (diff.square(), ref64.square(), diff, magnitude, relative, nonzero.double())
+    return torch.stack([column.sum(dim=1) for column in columns], dim=1)
+
+
+def error_of_rows(sums: Tensor) -> ProductError:
+    """The error of products from the sums of their rows.
+
+    Args:
+        sums: fp64 [..., m, 6] of `row_sums`, of one product or of many.
+
+    Returns:
+        Fields of shape [...].
+    """
+    noise, signal, diff, magnitude, relative, nonzero = sums.unbind(dim=-1)
+    zero = torch.zeros((), dtype=sums.dtype, device=sums.device)
+    if noise.shape[-1] == 0:
+        return ProductError(*(zero.expand(noise.shape[:-1]) for _ in ProductError._fields))
     # Quantiles by sorting: torch.quantile refuses more than 2^24 rows and interpolates inf into NaN.
-    ranked = row_error.sort().values
-    last = ranked.numel() - 1
-    nonzero = ref64 != 0
-    relative = torch.where(nonzero, diff.abs() / ref64.abs().clamp(min=5e-324), zero)
+    ranked = torch.where(noise == 0, zero, (noise / signal).sqrt()).sort(dim=-1).values
+    last = ranked.shape[-1] - 1
     return ProductError(
-        signal=row_signal.sum(),
-        noise=row_noise.sum(),
-        row_p50=ranked[math.floor(0.50 * last)],
-        row_p99=ranked[math.ceil(0.99 * last)],
-        row_max=ranked[last],
-        bias=diff.mean() / ref64.abs().mean().clamp(min=5e-324),
-        mere=relative.sum() / nonzero.sum().clamp(min=1),
+        signal=signal.sum(dim=-1),
+        noise=noise.sum(dim=-1),
+        row_p50=ranked[..., math.floor(0.50 * last)],
+        row_p99=ranked[..., math.ceil(0.99 * last)],
+        row_max=ranked[..., last],
+        bias=diff.sum(dim=-1) / magnitude.sum(dim=-1).clamp(min=5e-324),
+        mere=relative.sum(dim=-1) / nonzero.sum(dim=-1).clamp(min=1),
     )
 
 

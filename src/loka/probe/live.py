@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from loka.kernels import device_of
+from loka.numerics import error_of_rows
 from loka.probe.exact import exact_products
 from loka.probe.trial import ERROR_FIELDS, CastSample, OperandSample, Trial, cast_sample, run_trial
 from loka.vocab import Device, GemmProblem, OperandSpec, Pass
 
 __all__ = [
+    "LIVE_OUTPUTS",
     "LIVE_ROWS",
     "SAMPLED_ROWS",
     "Captured",
@@ -29,6 +33,8 @@ KeptCasts = dict[tuple[Pass, int, OperandSpec], CastSample]
 
 SAMPLED_ROWS = 1024  # rows kept of a site in one observed step (decision 7)
 LIVE_ROWS = 256  # rows of fwd and dgrad, and outputs of wgrad, that a trial computes
+LIVE_OUTPUTS = 2048  # columns of any product that a trial computes
+_BLOCK = 128
 
 
 @dataclass(slots=True)
@@ -72,7 +78,8 @@ def live_errors(
 ) -> Tensor:
     """fp64 [len(trials), 9] on the device; NaN for passes without a gradient and what no kernel takes.
 
-    fwd and dgrad: up to 256 of the sampled rows. wgrad: all sampled rows, up to 256 outputs. The reference is
+    fwd and dgrad: up to 256 of the sampled rows. wgrad: all sampled rows, up to 256 outputs. Of more than
+    2,048 columns of a product that many are computed. The reference is
     an FP32 product, whatever autocast and TF32 are in the caller's process. A row with a NaN or an infinity
     counts as zeros, so that it ruins no other row's error.
 
@@ -90,21 +97,49 @@ def _errors(
     captured: Captured, trials: Sequence[Trial], generator: torch.Generator, kept: KeptCasts
 ) -> Tensor:
     operands = _operands(captured, generator, {trial.pass_ for trial in trials})
-    references = _references(captured, operands)
+    references = _references(operands)
     casts: KeptCasts = {}
-    nothing = torch.full((len(ERROR_FIELDS),), torch.nan, dtype=torch.float64, device=captured.x.device)
     device = device_of(captured.x.device)
-    rows = []
-    for trial in trials:
+    # By the number of rows of the product, so that all quantiles of rows are taken in a few launches.
+    sums: dict[int, list[Tensor]] = {}
+    losses: list[Tensor] = []
+    ran: dict[int, list[int]] = {}
+    for place, trial in enumerate(trials):
         if trial.pass_ not in operands or not _fits(trial, operands[trial.pass_], device):
-            rows.append(nothing)
             continue
         a, b = (
             _cast_once(trial, side, operands[trial.pass_][side], kept if _is_weight(trial, side) else casts)
             for side in (0, 1)
         )
-        rows.append(run_trial(trial, a, b, references[trial.pass_]))
-    return torch.stack(rows)
+        rows = run_trial(trial, a, b, references[trial.pass_])
+        sums.setdefault(rows.shape[0], []).append(rows)
+        ran.setdefault(rows.shape[0], []).append(place)
+        losses += [a.loss, b.loss]
+    return _in_order(sums, ran, losses, trials=len(trials), where=captured.x.device)
+
+
+def _in_order(
+    sums: dict[int, list[Tensor]],
+    ran: dict[int, list[int]],
+    losses: list[Tensor],
+    *,
+    trials: int,
+    where: torch.device,
+) -> Tensor:
+    """fp64 [trials, 9] of the trials that ran, NaN for the others."""
+    no_error = torch.full((len(ERROR_FIELDS) - 2,), torch.nan, dtype=torch.float64, device=where)
+    no_loss = no_error[:2]
+    errors, lost = [no_error] * trials, [no_loss] * trials
+    for rows, places in ran.items():
+        of_group = error_of_rows(torch.stack(sums[rows])).stacked()
+        for error, place in zip(of_group.unbind(), places, strict=True):
+            errors[place] = error
+    if losses:
+        worse = torch.stack(losses).view(-1, 2, 2).amax(dim=1)
+        in_order = sorted(place for places in ran.values() for place in places)
+        for loss, place in zip(worse.unbind(), in_order, strict=True):
+            lost[place] = loss
+    return torch.cat([torch.stack(errors), torch.stack(lost)], dim=1)
 
 
 def _cast_once(trial: Trial, side: int, sample: OperandSample, made: KeptCasts) -> CastSample:
@@ -129,46 +164,64 @@ def _fits(trial: Trial, operands: tuple[OperandSample, OperandSample], device: D
     problem = GemmProblem(
         a.shape[0], b.shape[0], a.shape[1], trial.pass_, trial.spec_a.format, trial.spec_b.format
     )
-    return bool(trial.kernel.supports(problem, device))
+    kernel: Any = trial.kernel  # a frozen dataclass, which its protocol does not say
+    return _takes(kernel, problem, device)
+
+
+@functools.lru_cache(maxsize=8192)
+def _takes(kernel: Any, problem: GemmProblem, device: Device) -> bool:
+    return bool(kernel.supports(problem, device))
 
 
 def _operands(
     captured: Captured, generator: torch.Generator, passes: set[Pass]
 ) -> dict[Pass, tuple[OperandSample, OperandSample]]:
-    """A [m, k] and B [n, k] of each pass that ran and is asked for; transposes are views."""
+    """A [m, k] and B [n, k] of each pass that ran and is asked for, n at most 2,048; transposes are views.
+
+    An amax is of the whole operand, so it bounds what is looked at of it.
+    """
     x, w = _finite_rows(captured.x), captured.w
     w_amax = _amax_of_weight(w)
     pick = row_sample(x.shape[0], LIVE_ROWS, generator)
     some = slice(None) if pick is None else pick.to(x.device)
     out: dict[Pass, tuple[OperandSample, OperandSample]] = {}
     if Pass.FWD in passes:
-        out[Pass.FWD] = (OperandSample(x[some], captured.x_amax), OperandSample(w, w_amax))
+        part = w if (outputs := _some_outputs(w.shape[0], w.device)) is None else w[outputs]
+        out[Pass.FWD] = _pair(x[some], captured.x_amax, part, w_amax)
     if captured.g is None or captured.g_amax is None:
         return out
     g = _finite_rows(captured.g)
-    outputs = row_sample(g.shape[1], LIVE_ROWS, generator)
-    columns = slice(None) if outputs is None else outputs.to(g.device)
+    chosen = row_sample(g.shape[1], LIVE_ROWS, generator)
+    columns = slice(None) if chosen is None else chosen.to(g.device)
+    inputs = _some_outputs(w.shape[1], w.device)
     wanted = passes & captured.passes
     if Pass.DGRAD in wanted:
-        out[Pass.DGRAD] = (OperandSample(g[some], captured.g_amax), OperandSample(w.t(), w_amax))
+        part = w if inputs is None else w[:, inputs].contiguous()
+        out[Pass.DGRAD] = _pair(g[some], captured.g_amax, part.t(), w_amax)
     if Pass.WGRAD in wanted:
-        out[Pass.WGRAD] = (
-            OperandSample(g[:, columns].contiguous().t(), captured.g_amax),
-            OperandSample(x.t(), captured.x_amax),
-        )
+        part = x if inputs is None else x[:, inputs].contiguous()
+        out[Pass.WGRAD] = _pair(g[:, columns].contiguous().t(), captured.g_amax, part.t(), captured.x_amax)
     return out
 
 
-def _references(
-    captured: Captured, operands: dict[Pass, tuple[OperandSample, OperandSample]]
-) -> dict[Pass, Tensor]:
-    """FP32 products; the weight is widened once, and not at all where it is FP32."""
-    wide = captured.w.float()
-    weights = {Pass.FWD: wide.t(), Pass.DGRAD: wide}
-    return {
-        pass_: a.values @ (weights[pass_] if pass_ in weights else b.values.t())
-        for pass_, (a, b) in operands.items()
-    }
+def _pair(a: Tensor, a_amax: Tensor, b: Tensor, b_amax: Tensor) -> tuple[OperandSample, OperandSample]:
+    return OperandSample(a, a_amax, bounded=True), OperandSample(b, b_amax, bounded=True)
+
+
+def _some_outputs(n: int, device: torch.device) -> Tensor | None:
+    """Which of n outputs a trial computes: whole blocks of 128 (a block may share a scale) spread evenly.
+
+    The same ones every time, so that a weight's cast can be kept; None for all of them.
+    """
+    if n <= LIVE_OUTPUTS:
+        return None
+    blocks = torch.arange(LIVE_OUTPUTS // _BLOCK, device=device) * (n // _BLOCK) // (LIVE_OUTPUTS // _BLOCK)
+    return (blocks[:, None] * _BLOCK + torch.arange(_BLOCK, device=device)).flatten()
+
+
+def _references(operands: dict[Pass, tuple[OperandSample, OperandSample]]) -> dict[Pass, Tensor]:
+    """FP32 products."""
+    return {pass_: a.values.float() @ b.values.t().float() for pass_, (a, b) in operands.items()}
 
 
 def _finite_rows(x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
-"""Statistics of an operand in Triton: one read of narrow tensors, two of wide ones, never a wait."""
+"""Statistics of an operand and errors of a product in Triton: few reads, few launches, never a wait."""
 
 from loka.kernels.triton.statistics.host import column_moments, merged_moments
+from loka.kernels.triton.statistics.row_errors import error_row_sums
 
-__all__ = ["column_moments", "merged_moments"]
+__all__ = ["column_moments", "error_row_sums", "merged_moments"]
