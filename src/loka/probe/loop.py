@@ -80,7 +80,7 @@ class Loop:
         self._trials: dict[str, list[Trial]] = {}
         self._profiler: StepProfiler | None = None
         self._kind = StepKind.PLAIN  # what the step under way is
-        self._observing = self._forces_eager = False
+        self._observing = self._forces_eager = self._is_over = False
         self._step = 0  # number of the step under way, from 0
         self._unread: int | None = None  # the full step whose numbers are still to be read
 
@@ -95,24 +95,27 @@ class Loop:
     def prepare(self, schedule: Schedule) -> None:
         """Set up what the next step needs: finding sites, observing or timing.
 
-        The first step finds the sites. After a resume from a state that does not know them it is observed as
-        well where that is due, so that a resumed training observes the steps of an unbroken one.
+        The first step finds the sites, and so does the first due one after the model was changed. None is
+        observed meanwhile: what Probe multiplies would be found as well.
         """
         self._step = schedule.seen
-        due = schedule.is_due and (self.sites is not None or schedule.resumed_at > 0)
         self._kind = StepKind.PLAIN
+        due = schedule.is_due and self.sites is not None
         if due:
             self.read_numbers()
             schedule.adjust()
             self._follow_model()
-            self._observe(full=schedule.is_full)
+        if self._is_over:
+            return
         if self.sites is None:
             self._force_eager()
             self._kind = StepKind.OTHER
             self.finder.start(self.linears)
-        elif not due and self.observer.is_waiting:
+        elif due:
+            self._observe(full=schedule.is_full)
+        elif self.observer.is_waiting:
             self._kind = StepKind.OTHER  # the gradients of a forward that ran ahead are looked at
-        elif not due and self.shares is None and schedule.seen - schedule.resumed_at >= _TIMED_STEP:
+        elif self.shares is None and schedule.seen - schedule.resumed_at >= _TIMED_STEP:
             self._profile_step()
 
     def over(self, schedule: Schedule) -> bool:
@@ -199,10 +202,18 @@ class Loop:
             EAGER.hold()
 
     def _follow_model(self) -> None:
-        """Linears that were added, replaced or removed since: statistics of another shape start anew."""
+        """Linears that were added, replaced or removed since: statistics of another shape start anew.
+
+        Where none is left, as after `apply_plan`, what was learned stays.
+        """
         linears = observable_linears(self.model)
         changes = changes_between(self.linears, linears)
-        if changes is None:
+        if changes is None or self._is_over:
+            return
+        if not linears:
+            self._is_over = True
+            self.notes.append(f"{changes.text}: nothing was observed from step {self._step + 1} on")
+            _log.warning("%s: nothing is observed from here on", changes.text)
             return
         _log.warning("%s; sites are found anew", changes.text)
         self.notes.append(changes.text)
@@ -213,20 +224,11 @@ class Loop:
         self.log.drop_sites(changes.stale)
 
     def _try_live(self, name: str, captured: Captured) -> None:
-        # Before the sites are known (the first step after a resume) every linear that ran is one.
-        trials = self._trials.get(name) if self.sites is not None else self._trials_at(name)
+        trials = self._trials.get(name)
         if not trials or _is_freed(captured.w):
             return
         generator = site_generator(self._seed, name, f"live/{self._step}")
         self.log.add(name, trials, live_errors(captured, trials, generator))
-
-    def _trials_at(self, name: str) -> list[Trial]:
-        """The trials of a linear that the observer has just seen."""
-        linear = self.linears[name]
-        rows = max(self.observer.sites[name].m_seen, default=1)
-        bias = linear.bias is not None
-        site = Site(name, "linear", linear.out_features, linear.in_features, bias, rows)
-        return trials_of(site, self.device)
 
 
 def _is_freed(w: Tensor) -> bool:
