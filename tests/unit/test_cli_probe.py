@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planner_profiles import ProfileBuilder, linear
 from tiny_recsys import one_thread  # noqa: F401 - used by every test of the module
 
 from loka.artifacts import read_profile
 from loka.cli.main import command_line
+from loka.cli.probe import _plain
 
 # 1,600 training rows or so: 16 steps.
 PROBE = (
     "probe", "dcnv2", "--data", "synthetic?rows=2000", "--batch-size", "100", "--device", "cpu",
-    "--set", "deep=32", "--set", "cross_layers=1", "-q",
+    "--set", "deep=16", "--set", "cross_layers=1", "-q",
 )  # fmt: skip
 
 
@@ -50,40 +52,43 @@ def curves(monkeypatch: pytest.MonkeyPatch) -> list[Curves]:
     return Curves.made
 
 
-def test_the_options_reach_probe(
+def test_the_options_reach_probe_and_the_site_table_is_in_words(
     tmp_path: Path, curves: list[Curves], capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
     more = ("--probe-every", "4", "--live-every", "2", "--rows", "7", "--loss-rows", "100")
-    assert command_line([*PROBE, *more, "--tensorboard", str(tmp_path / "tb"), "-o", str(out), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    assert command_line([*PROBE, *more, "--tensorboard", str(tmp_path / "tb"), "-o", str(out)]) == 0
     profile = read_profile(out / "profile.json")
-    assert said["steps_observed"] == profile.steps_observed == profile.steps_seen // 4
+    assert profile.steps_observed == profile.steps_seen // 4
     assert profile.overhead is not None
-    assert profile.overhead.live_every == 2
-    assert said["overhead"]["every"] == 4
+    assert (profile.overhead.every, profile.overhead.live_every) == (4, 2)
     assert 7 in profile.errors.m
-    assert set(profile.loss.site) <= set(profile.sites.name)
     assert profile.loss.site
+    assert set(profile.loss.site) <= set(profile.sites.name)
     # Full observed steps are the first and the third: steps 4 and 12.
     (written,) = curves
     assert written.log_dir == str(tmp_path / "tb")
     assert {step for _, _, step in written.points} == {4, 12}
     assert any(tag.startswith("tower.deep.0/sqnr_db/") for tag, _, _ in written.points)
-    shown = [row for rows in said["quadrants"].values() for row in rows]
-    assert len(shown) == 3 * len(profile.sites.name)
-    assert any(row["delta_ne"] is not None for row in shown)
-
-
-def test_the_site_table_in_words_and_no_estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "run"
-    assert command_line([*PROBE, "--loss-rows", "0", "-o", str(out)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("ceiling: ")
-    places = [text.index(part) for part in ("safe, not timed: ", "not judged: ", "judged by: ", "observing ")]
+    parts = ("safe, not timed: ", "not judged: ", "judged by: ", "observing costs ")
+    places = [text.index(part) for part in parts]
     assert places == sorted(places)
-    assert "loss not estimated" in text
-    assert read_profile(out / "profile.json").loss.site == []
+    assert "(se " in text  # of fwd the loss was estimated
+    assert "loss not estimated" in text  # of dgrad and wgrad it was not
+
+
+def test_as_json() -> None:
+    profile = ProfileBuilder([linear("tower.deep.0"), linear("head", n=1)]).build()
+    plain = _plain(profile, settled_at=None, skipped={"a reason": 3}, files=[Path("profile.json")])
+    said = json.loads(json.dumps(plain))
+    shown = [row for rows in said["quadrants"].values() for row in rows]
+    assert len(shown) == 3 * len(profile.sites.name)
+    assert said["ceiling"] is None
+    assert said["overhead"] is None
+    assert [site["nonfinite_rows"] for site in said["sites"]] == [0, 0]
+    assert said["skipped"] == {"a reason": 3}
 
 
 @pytest.mark.parametrize(
