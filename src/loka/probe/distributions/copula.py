@@ -28,6 +28,7 @@ __all__ = ["Copula", "hermite_coefficients", "latent_correlation"]
 
 ORDERS = 16
 _ITERATIONS = 10
+_ELEMENTS_AT_ONCE = 2**23  # quantiles take about 50 bytes an element meanwhile
 
 
 @dataclass(slots=True)
@@ -46,7 +47,8 @@ class Copula:
     def of(cls, covariance: Covariance, marginals: Marginals) -> Copula:
         """Fit by covariance and marginals of the same rows."""
         device = marginals.counts.device
-        coefficients = hermite_coefficients(marginals.to("cpu"))
+        orders = ORDERS if covariance.is_full else 1
+        coefficients = hermite_coefficients(marginals.to("cpu"), orders)
         if covariance.is_full:
             correlation, _ = correlation_and_std(covariance)
             latent = latent_correlation(correlation, coefficients)
@@ -60,7 +62,9 @@ class Copula:
     def draw(self, rows: int, generator: torch.Generator) -> Tensor:
         """fp32 [rows, F] on the marginals' device."""
         z = self.normal.draw(rows, generator)
-        return self.marginals.quantile(torch.special.ndtr(z.double()))
+        at_once = max(_ELEMENTS_AT_ONCE // max(z.shape[1], 1), 1)
+        parts = [self.marginals.quantile(torch.special.ndtr(part.double())) for part in z.split(at_once)]
+        return torch.cat(parts) if parts else z
 
 
 def hermite_coefficients(marginals: Marginals, orders: int = ORDERS) -> Tensor:

@@ -24,31 +24,30 @@ class CorrelatedNormal:
     """Rows of F normal numbers of mean 0 and variance 1, correlated across features.
 
     Attributes:
-        lower: fp32 [F, F] with lower @ lower.T the correlation; None where it is of low rank.
-        loadings: fp32 [F, R]; None where it is full.
-        own: fp32 [F], deviation of what each feature has for itself, beside `loadings`.
+        factor: fp32 [F, R]; factor @ factor.T is the correlation, or all of it but its diagonal.
+        own: fp32 [F], deviation of what each feature has for itself; None where the factor says all.
     """
 
-    lower: Tensor | None
-    loadings: Tensor | None
+    factor: Tensor
     own: Tensor | None
 
     @classmethod
     def of_matrix(cls, correlation: Tensor, *, device: torch.device) -> CorrelatedNormal:
         """From a symmetric matrix fp64 [F, F] with a unit diagonal; the nearest one that can be is taken.
 
-        Raises nothing: a matrix that is no correlation has its negative eigenvalues set to 0 and its diagonal
-        scaled back to 1 (one step of Higham 2002, "Computing the nearest correlation matrix").
+        A matrix that is no correlation has its negative eigenvalues set to 0 and its diagonal scaled back
+        to 1 (one step of Higham 2002, "Computing the nearest correlation matrix").
         """
         matrix = correlation.cpu().double()
-        lower = _cholesky(matrix)
-        if lower is None:
+        factor = _cholesky(matrix)
+        if factor is None:
             values, vectors = torch.linalg.eigh(matrix)
-            factor = vectors * values.clamp(min=0).sqrt()
-            factor = factor / factor.square().sum(dim=1, keepdim=True).sqrt().clamp(min=1e-12)
-            lower = _cholesky(factor @ factor.t())
-            lower = factor if lower is None else lower
-        return cls(lower.float().to(device), None, None)
+            root = vectors * values.clamp(min=0).sqrt()
+            root = root / root.square().sum(dim=1, keepdim=True).sqrt().clamp(min=1e-12)
+            # Eigenvectors are not unique, a Cholesky factor is: every machine draws alike.
+            lower = _cholesky(root @ root.t())
+            factor = root if lower is None else lower
+        return cls(factor.float().to(device), None)
 
     @classmethod
     def of_loadings(cls, loadings: Tensor, *, device: torch.device) -> CorrelatedNormal:
@@ -57,19 +56,16 @@ class CorrelatedNormal:
         length = wide.square().sum(dim=1, keepdim=True)
         wide = wide / length.sqrt().clamp(min=1)
         own = (1 - wide.square().sum(dim=1)).clamp(min=0).sqrt()
-        return cls(None, wide.float().to(device), own.float().to(device))
+        return cls(wide.float().to(device), own.float().to(device))
 
     def draw(self, rows: int, generator: torch.Generator) -> Tensor:
         """fp32 [rows, F]; the independent numbers behind it come from the CPU `generator`."""
-        if self.lower is not None:
-            z = torch.randn(rows, self.lower.shape[1], generator=generator).to(self.lower.device)
-            return z @ self.lower.t()
-        assert_loadings, own = self.loadings, self.own
-        if assert_loadings is None or own is None:
-            raise TypeError("a CorrelatedNormal holds `lower`, or `loadings` and `own`")
-        z = torch.randn(rows, assert_loadings.shape[1], generator=generator).to(own.device)
-        e = torch.randn(rows, own.numel(), generator=generator).to(own.device)
-        return z @ assert_loadings.t() + own * e
+        device = self.factor.device
+        z = torch.randn(rows, self.factor.shape[1], generator=generator).to(device)
+        out = z @ self.factor.t()
+        if self.own is None:
+            return out
+        return out.addcmul_(torch.randn(rows, self.own.numel(), generator=generator).to(device), self.own)
 
 
 def correlation_and_std(covariance: Covariance) -> tuple[Tensor, Tensor]:
