@@ -133,9 +133,8 @@ def test_histories_merge_to_the_newest_steps_of_both(
 ) -> None:
     """In any order of steps, and several amaxes of one step."""
     both = {s: max(ours.get(s, 0.0), theirs.get(s, 0.0)) for s in {*ours, *theirs}}
-    merged = history_of(dict(sorted(ours.items()))).merge(history_of(theirs))
+    merged = history_of(ours).merge(history_of(theirs))
     newest = sorted(both)[-HISTORY_STEPS:]
-    # A step that fell out on one side may be among the newest of both only if it is not older than the rest.
     assert merged.steps == tuple(newest)
     assert merged.values().tolist() == pytest.approx([both[s] for s in newest])
     again = AmaxHistory.from_tensors(merged.tensors())

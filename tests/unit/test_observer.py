@@ -377,6 +377,29 @@ def test_inputs_changed_in_place_afterwards_were_seen_as_they_were() -> None:
     assert same(watched.moments("a", GRAD), gradient.detach())
 
 
+def test_captured_rows_outlive_a_residual_added_in_place() -> None:
+    """Under autocast the linear saves a bf16 copy, so its input may be written over before the backward."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = linear(K)
+
+        def forward(self, x: Tensor) -> Tensor:
+            stream = x * 2
+            with torch.autocast("cpu", torch.bfloat16):
+                stream += self.one(stream)
+            return stream
+
+    watched = Watched(Residual())
+    x = batch(B, K)
+    watched.step(0, lambda: watched.model(x).sum().backward())
+    [(_, captured)] = watched.captured
+    assert torch.equal(captured.x, x * 2)
+    assert captured.g is not None
+    assert torch.equal(captured.g.float(), torch.ones(B, K))
+
+
 def test_training_is_not_changed_and_no_hook_stays() -> None:
     plain, model = Twice(), Twice()
     watched = Watched(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -41,18 +42,19 @@ class AmaxHistory:
         return self.amax[HISTORY_STEPS - len(self.steps) :]
 
     def with_amax(self, step: int, amax: Tensor) -> AmaxHistory:
-        """This history and one more amax (): of its newest step, then the larger one counts, or a later one.
+        """This history and one more amax () of a step, new or known; of a known one the larger amax counts.
 
-        A step before the newest is merged in its place. No host synchronisation.
+        No host synchronisation, in any order of steps.
         """
-        if step > self.latest:
-            return AmaxHistory(
-                (*self.steps, step)[-HISTORY_STEPS:], torch.cat([self.amax[1:], amax.float().view(1)])
-            )
-        if step == self.latest:
-            newest = torch.maximum(self.amax[-1:], amax.float().view(1))
-            return AmaxHistory(self.steps, torch.cat([self.amax[:-1], newest]))
-        return self.merge(AmaxHistory.empty(self.amax.device).with_amax(step, amax))
+        new, place = amax.float().view(1), bisect.bisect_left(self.steps, step)
+        at = HISTORY_STEPS - len(self.steps) + place
+        if step in self.steps:
+            larger = torch.maximum(self.amax[at : at + 1], new)
+            return AmaxHistory(self.steps, torch.cat([self.amax[:at], larger, self.amax[at + 1 :]]))
+        if at == 0:  # older than 64 steps that are known
+            return self
+        steps = (*self.steps[:place], step, *self.steps[place:])[-HISTORY_STEPS:]
+        return AmaxHistory(steps, torch.cat([self.amax[1:at], new, self.amax[at:]]))
 
     def merge(self, other: AmaxHistory) -> AmaxHistory:
         """The newest 64 steps of both; of a step that both have, the larger amax."""

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from loka.numerics import BatchStatistics
 from loka.probe.live import SAMPLED_ROWS, Captured, site_generator
 from loka.probe.observation import SiteObservation
-from loka.probe.seen import Sampled, SeenTensors, row_numbers, rows_of_features
+from loka.probe.seen import Sampled, SeenTensors, row_numbers, rows_of_features, taken
 from loka.vocab import Operand, Pass
 
 __all__ = ["Observer", "SiteObservation"]
@@ -217,7 +217,7 @@ class Observer:
             return _Call(sampled=None)
         x_MK = rows_of_features(x)
         rows = row_numbers(x_MK, now.limit, self._generator(name, Operand.INPUT, now, now.chosen))
-        values = x_MK if rows is None else x_MK.index_select(0, rows)
+        values = taken(x_MK, rows)
         amax = now.captured.x_amax if now.calls == 1 else self._seen.batch(x).amax
         now.hooked = True
         now.captured = Captured(x=values, w=now.captured.w, x_amax=amax, passes=passes)

@@ -15,7 +15,7 @@ from loka.numerics import BatchStatistics, Covariance, Marginals
 from loka.probe.strata import stratified_rows
 from loka.sites.recorder import tensor_key
 
-__all__ = ["Sampled", "SeenTensors", "row_numbers", "rows_of_features"]
+__all__ = ["Sampled", "SeenTensors", "row_numbers", "rows_of_features", "taken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Sampled:
     @classmethod
     def of(cls, x_MK: Tensor, rows: Tensor | None) -> Sampled:
         """The given rows of x_MK; no host synchronisation."""
-        values = x_MK if rows is None else x_MK.index_select(0, rows)
+        values = taken(x_MK, rows)
         return cls(rows, values, Covariance.of(values), Marginals.of(values))
 
 
@@ -97,6 +97,11 @@ def rows_of_features(x: Tensor) -> Tensor:
     local: Tensor = x if to_local is None else to_local()
     local = local.detach()
     return local.reshape(-1, local.shape[-1]) if local.numel() else local.reshape(0, local.shape[-1])
+
+
+def taken(x_MK: Tensor, rows: Tensor | None) -> Tensor:
+    """A copy of the given rows: the model may write over the tensor before they are needed."""
+    return x_MK.clone() if rows is None else x_MK.index_select(0, rows)
 
 
 def row_numbers(x_MK: Tensor, limit: int, generator: torch.Generator) -> Tensor | None:
