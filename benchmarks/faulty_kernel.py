@@ -37,6 +37,7 @@ from loka.probe.live import LIVE_ROWS, Captured, live_errors, site_generator
 from loka.probe.sampler import draw_rows
 from loka.probe.trial import ERROR_FIELDS, kernel_trials_of
 from loka.recsys import build_model, open_source
+from loka.recsys.models.registry import model_config
 from loka.vocab import Format, Granularity, Operand, OperandSpec, Pass, Site
 
 ROWS = 512
@@ -133,7 +134,8 @@ def mere_table(look: Look, seed: int) -> dict[str, float]:
 def measure(device: torch.device | str = "cpu", *, seed: int = 0, case: Case = CASE) -> dict[str, float]:
     """The MERE table and the separation of planted faults, learned against normal inputs."""
     source = open_source(case.data)
-    model = build_model(case.model, source.schema, seed=seed).to(device)
+    config = model_config(case.model, overrides=case.overrides)
+    model = build_model(case.model, source.schema, config=config, seed=seed).to(device)
     out: dict[str, float] = {}
 
     def at_look(look: Look, step: int, first: int) -> None:
