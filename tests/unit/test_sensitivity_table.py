@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import math
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from test_sensitivity_scores import ROWWISE, TENSORWISE, Batch, Off, clicks, log_loss, one_thread, tower
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from loka.artifacts.plan import Choice, SitePlan
@@ -188,12 +188,16 @@ def test_draws_inside_evaluate_are_paired() -> None:
 def test_nothing_of_a_batch_is_kept() -> None:
     """Without the garbage collector: a graph that held itself would pile up, batch by batch."""
     model, outputs = tower(), []
-    model[1].register_forward_hook(lambda module, args, out: outputs.append(weakref.ref(out)))
+
+    def keep_weakly(module: nn.Module, args: Any, out: Tensor) -> None:
+        outputs.append(StorageWeakRef(out.untyped_storage()))
+
+    model[1].register_forward_hook(keep_weakly)
     gc.disable()
     try:
         row_scores(model, log_loss, clicks(30, 16), SITES)
         assert len(outputs) == 3
-        assert all(ref() is None for ref in outputs)
+        assert all(storage.expired() for storage in outputs)
     finally:
         gc.enable()
 
