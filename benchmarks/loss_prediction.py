@@ -42,7 +42,7 @@ from loka.sites import plannable_linears
 from loka.vocab import NARROW, RECIPES, Format, Granularity, OperandSpec, ProductRecipe
 
 STANDARD_ERRORS = 3.0  # what an effect must exceed to be ranked
-_BATCH_ROWS = 8192
+_BATCH_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
