@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -31,7 +31,7 @@ from loka.recsys.pairs.paired import run_arm
 from loka.recsys.training.config import ComputeDtype
 from loka.recsys.training.predict import forward
 from loka.recsys.training.step import StepInfo
-from loka.vocab import RECIPES, Requirement
+from loka.vocab import RECIPES, Pass, Requirement
 
 NAIVE = RECIPES["tensorwise_hybrid"]
 REQUIREMENT = Requirement(max_loss_increase=2e-4)
@@ -39,6 +39,7 @@ ARMS = ("bf16", "fp32", "naive", "planned")
 FIRST_PLANNING_SEED = 1000
 EPOCH_SEEDS = 3
 LOOKS = 8
+FINER_FORWARDS = ("rowwise", "blockwise", "mx")
 
 
 class DenseInputDCNv2(nn.Module):
@@ -131,13 +132,24 @@ class Study:
         )
 
     def retrainings(self, profile: Profile) -> list[tuple[tuple[PassGroup, ...], range]]:
-        """Groups of whole kinds with their seeds, then groups by block with theirs."""
-        found = pass_groups(profile.sites.sites(), NAIVE, ran=ran_in(profile))
-        whole = tuple(g for g in found if "@" not in g.name)
-        parts = tuple(g for g in found if "@" in g.name)
-        planned = [(whole, self.planning_seeds), (parts, self.block_seeds)]
+        """Groups of whole kinds with their seeds, then groups by block with theirs.
+
+        The forward is retrained in every recipe that a plan may choose: one frozen model tells what a
+        rounding does to it, not what training with that rounding does.
+        """
+        sites = profile.sites.sites()
+        found = pass_groups(sites, NAIVE, ran=ran_in(profile))
+        whole = [g for g in found if "@" not in g.name]
+        parts = [g for g in found if "@" in g.name]
+        for name in FINER_FORWARDS:
+            finer = pass_groups(sites, RECIPES[name], passes=[Pass.FWD], ran=ran_in(profile))[0]
+            whole.append(replace(finer, name=f"fwd.{name}"))
         first = FIRST_PLANNING_SEED
-        return [(groups, range(first, first + n)) for groups, n in planned if groups and n]
+        return [
+            (tuple(groups), range(first, first + seeds))
+            for groups, seeds in ((whole, self.planning_seeds), (parts, self.block_seeds))
+            if groups and seeds
+        ]
 
 
 @functools.lru_cache(maxsize=4)
@@ -158,7 +170,7 @@ def observe(study: Study) -> Profile:
     config = study.config(epochs=study.max_epochs, dtype=ComputeDtype.BF16).with_seed(seed)
     model = build(source.schema, seed)
     batches = list(source.batches(Split.VALID, 512))
-    probe = Probe(model, every=20, seed=seed, evaluate=_evaluate, batches=batches)
+    probe = Probe(model, every=20, max_overhead=None, evaluate=_evaluate, batches=batches, seed=seed)
     trainer = Trainer(model, source, config, after_step=lambda _: probe.step(), bar=False)
     with probe:
         trainer.train()
@@ -202,7 +214,8 @@ def plan_for(study: Study, profile: Profile) -> tuple[Plan, Profile, tuple[Group
     # The forward's cost by block, to leave only what carries it in bf16; the gradients' as whole kinds.
     names = [effect.group.name for effect in effects]
     blocks = [name for name in names if name.startswith("fwd@")]
-    taken = [name for name in names if name in ("dgrad", "wgrad")] + (blocks or ["fwd"])
+    finer = [name for name in names if name.startswith("fwd.")]
+    taken = ["dgrad", "wgrad", *finer, *(blocks or ["fwd"])]
     complete = add_loss_changes(profile, effects, groups=taken)
     write_profile(study.folder / "profile-with-loss.json", complete)
     plan = make_plan(complete, REQUIREMENT)
