@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,14 +23,11 @@ from loka.artifacts.profile import (
 from loka.probe.error_log import ErrorLog
 from loka.probe.observer import SiteObservation
 from loka.probe.sampled import sample_errors
-from loka.probe.timed_casts import time_casts
-from loka.probe.timed_products import time_products
+from loka.probe.times import time_kernels
 from loka.probe.trial import trials_of
 from loka.vocab import Accumulation, Device, Operand, Pass, ProductRecipe, Site
 
 __all__ = ["Learned", "build_profile", "loss_products", "m_buckets", "m_quantiles"]
-
-_log = logging.getLogger("loka.probe")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +70,7 @@ def build_profile(
     *,
     timed: bool,
     rows: Sequence[int] = (),
+    workers: int | None = None,
     loss: Callable[[Mapping[str, Sequence[ProductRecipe]]], LossTable] | None = None,
 ) -> Profile:
     """The profile of a model: errors live and sampled, times where `timed`, the loss where it can be asked.
@@ -82,6 +80,8 @@ def build_profile(
         timed: Time kernels and casts, before any is tried on drawn operands: a kernel that cannot be run is
             found there.
         rows: Values of M beside those that were seen.
+        workers: Processes that compile and vet beside each other before anything is timed; 0 does it in
+            this one. By default one for each core, 14 at most.
         loss: Gives the change of the loss by forward products, each alone.
     """
     sites = [_as_observed(site, learned.observed) for site in learned.sites]
@@ -92,9 +92,12 @@ def build_profile(
     def buckets(site: Site) -> list[int]:
         return m_buckets(learned.observed, site, rows)
 
+    left_out: Mapping[str, str] = {}
     if timed:
-        products, casts, told = _times(plannable, buckets, learned.device, learned.where)
-        notes += told
+        times = time_kernels(plannable, learned.device, learned.where, rows_of=buckets, workers=workers)
+        products, casts, left_out = times.products, times.casts, times.left_out
+        notes += times.notes
+    begun = time.monotonic()
     notes += sample_errors(
         plannable,
         _weights_of(learned.linears),
@@ -103,7 +106,10 @@ def build_profile(
         device=learned.device,
         rows_of=buckets,
         seed=learned.seed,
+        left_out=left_out,
     )
+    if timed:
+        notes.append(f"kernels were tried on drawn operands in {time.monotonic() - begun:.1f} s")
     return Profile(
         model=fingerprint(sites, sum(p.numel() for p in learned.model.parameters())),
         device=learned.device,
@@ -121,31 +127,10 @@ def build_profile(
 
 
 def _as_observed(site: Site, observed: Mapping[str, SiteObservation]) -> Site:
-    """With the median rows, and the calls of a whole step: the first one may begin or end within a forward."""
+    """With the median rows, and the calls of a whole step: the first may begin or end within a forward."""
     seen = observed.get(site.name)
     calls = seen.calls if seen is not None and seen.calls else site.calls
     return replace(site, rows=m_quantiles(observed, site)[1], calls=calls)
-
-
-def _times(
-    sites: Sequence[Site], buckets: Callable[[Site], list[int]], device: Device, where: torch.device
-) -> tuple[ProductTable, CastTable, list[str]]:
-    """Each shape once: two sites, or two M, that make one problem are timed together."""
-    at_every_m = [replace(site, rows=m) for site in sites for m in buckets(site)]
-    dtypes = _arrival_dtypes()
-    products, notes = time_products(at_every_m, device, where, dtypes=dtypes, on_shape=_tell)
-    casts, failed = time_casts(at_every_m, device, where, dtypes=dtypes, on_shape=_tell)
-    told = "casts are timed as LoKA's own kernels, each tensor read from memory"
-    return products, casts, [*notes, *failed, told]
-
-
-def _arrival_dtypes() -> dict[Operand, torch.dtype]:
-    """Under bf16 autocast with fp32 masters: activations and gradients in bf16, weights in fp32."""
-    return {
-        Operand.INPUT: torch.bfloat16,
-        Operand.WEIGHT: torch.float32,
-        Operand.GRAD_OUTPUT: torch.bfloat16,
-    }
 
 
 def _weights_of(linears: Mapping[str, nn.Module]) -> Callable[[str], Tensor]:
@@ -206,7 +191,3 @@ def _nonfinite_rows(site: SiteObservation | None) -> int:
         return 0
     seen = (site.moments[o] for o in (Operand.INPUT, Operand.GRAD_OUTPUT) if o in site.moments)
     return sum(int(moments.nonfinite_rows) for moments in seen)
-
-
-def _tell(what: str) -> None:
-    _log.info("timing %s", what)

@@ -10,14 +10,32 @@ from torch import Tensor
 
 from loka.artifacts.profile import CastTable
 from loka.kernels import cast
+from loka.kernels.preparing import CastTask, Prepared
 from loka.numerics import format_of
 from loka.probe.timed_problems import timed_kernels, timed_problems
 from loka.timing import measure_or_reason
 from loka.vocab import PASS_OPERANDS, Device, Operand, OperandSpec, Pass, Site
 
-__all__ = ["time_casts"]
+__all__ = ["cast_tasks", "time_casts"]
 
 _ROUNDS = 20
+
+# Shape and dtype of a tensor to the casts that are wanted of it.
+_Wanted = dict[tuple[int, int, torch.dtype], dict[tuple[OperandSpec, ...], None]]
+
+
+def cast_tasks(
+    sites: Sequence[Site], device: Device, *, dtypes: Mapping[Operand, torch.dtype]
+) -> list[CastTask]:
+    """What `time_casts` runs: processes may compile it before, beside each other.
+
+    Args: as for `time_casts`.
+    """
+    return [
+        CastTask(rows, columns, format_of(dtype), specs)
+        for (rows, columns, dtype), spec_sets in _wanted(sites, device, dtypes).items()
+        for specs in spec_sets
+    ]
 
 
 def time_casts(
@@ -27,6 +45,7 @@ def time_casts(
     *,
     dtypes: Mapping[Operand, torch.dtype],
     on_shape: Callable[[str], None],
+    prepared: Prepared | None = None,
 ) -> tuple[CastTable, list[str]]:
     """Time every cast, and every pair of casts of one tensor that shares a read, that a plan could ask for.
 
@@ -36,6 +55,7 @@ def time_casts(
         where: Runs there.
         dtypes: The dtype in which each operand arrives.
         on_shape: Told what is being timed.
+        prepared: What was found about `cast_tasks` before: one that failed is not tried here.
 
     Returns:
         The table, and a note for each cast that failed.
@@ -44,25 +64,19 @@ def time_casts(
         DeviceLostError: where a cast leaves the GPU unusable.
     """
     table, notes = CastTable(), dict[str, None]()
-    wanted: dict[tuple[tuple[int, int], torch.dtype], dict[tuple[OperandSpec, ...], None]] = {}
-    for site in sites:
-        shapes = {
-            Operand.INPUT: (site.rows, site.k),
-            Operand.WEIGHT: (site.n, site.k),
-            Operand.GRAD_OUTPUT: (site.rows, site.n),
-        }
-        for operand, sets in _spec_sets(site, device).items():
-            wanted.setdefault((shapes[operand], dtypes[operand]), {}).update(dict.fromkeys(sets))
-    for ((rows, columns), dtype), spec_sets in wanted.items():
+    for (rows, columns, dtype), spec_sets in _wanted(sites, device, dtypes).items():
         on_shape(f"casts {rows}x{columns}")
         generator = torch.Generator(device=where).manual_seed(0)
         x = torch.randn(rows, columns, generator=generator, device=where, dtype=dtype)
-        calls = {" and ".join(map(repr, specs)): _cast_call(x, specs) for specs in spec_sets}
+        names = {specs: " and ".join(map(repr, specs)) for specs in spec_sets}
+        failed = _failed_before(rows, columns, dtype, names, prepared)
+        calls = {name: _cast_call(x, specs) for specs, name in names.items() if name not in failed}
         measured = measure_or_reason(calls, device=where, rounds=_ROUNDS)
-        for name, specs in zip(calls, spec_sets, strict=True):
+        for specs, name in names.items():
             if name not in measured.timings:
                 shown = " and ".join(map(str, specs))
-                notes[f"cast of {rows}x{columns} to {shown} failed: {measured.reasons[name]}"] = None
+                reason = failed.get(name) or measured.reasons[name]
+                notes[f"cast of {rows}x{columns} to {shown} failed: {reason}"] = None
                 continue
             table.device.append(device.name)
             table.rows.append(rows)
@@ -72,6 +86,36 @@ def time_casts(
             table.specs.append(list(specs))
             table.p50_us.append(measured.timings[name].p50_us)
     return table, list(notes)
+
+
+def _failed_before(
+    rows: int,
+    columns: int,
+    dtype: torch.dtype,
+    names: Mapping[tuple[OperandSpec, ...], str],
+    prepared: Prepared | None,
+) -> dict[str, str]:
+    """Why casts failed, by name."""
+    if prepared is None:
+        return {}
+    answers = {
+        name: prepared.of(CastTask(rows, columns, format_of(dtype), specs)) for specs, name in names.items()
+    }
+    return {name: answer.failed for name, answer in answers.items() if answer is not None and answer.failed}
+
+
+def _wanted(sites: Sequence[Site], device: Device, dtypes: Mapping[Operand, torch.dtype]) -> _Wanted:
+    wanted: _Wanted = {}
+    for site in {(site.n, site.k, site.rows): site for site in sites}.values():
+        shapes = {
+            Operand.INPUT: (site.rows, site.k),
+            Operand.WEIGHT: (site.n, site.k),
+            Operand.GRAD_OUTPUT: (site.rows, site.n),
+        }
+        for operand, sets in _spec_sets(site, device).items():
+            tensor = (*shapes[operand], dtypes[operand])
+            wanted.setdefault(tensor, {}).update(dict.fromkeys(sets))
+    return wanted
 
 
 def _cast_call(x: Tensor, specs: tuple[OperandSpec, ...]) -> Callable[[], object]:

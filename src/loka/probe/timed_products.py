@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -11,17 +10,31 @@ from torch import Tensor
 
 from loka.artifacts.profile import ProductTable
 from loka.kernels import HIGH_PRECISION, Kernel, cast
-from loka.kernels.vetting import Vetting
+from loka.kernels.preparing import Prepared, Preparer, ProductTask, kernel_type
 from loka.numerics import Quantized, format_of, torch_dtype
 from loka.probe.timed_problems import timed_kernels, timed_problems
-from loka.timing import Timing, attempt, measure_or_reason
-from loka.vocab import Device, Format, GemmProblem, Operand, OperandSpec, Site, Support, shape_class
+from loka.timing import Timing, measure_or_reason
+from loka.vocab import Device, Format, GemmProblem, Operand, OperandSpec, Site, shape_class
 
-__all__ = ["time_products"]
+__all__ = ["product_tasks", "time_products"]
 
 _ROUNDS = 20
 # Three times slower than the fastest after three rounds is no candidate; going on would only cost time.
 _DROP_SLOWER_THAN = 3.0
+
+
+def product_tasks(
+    sites: Sequence[Site], device: Device, *, dtypes: Mapping[Operand, torch.dtype]
+) -> list[ProductTask]:
+    """What `time_products` vets and runs: processes may do it before, beside each other.
+
+    Args: as for `time_products`.
+    """
+    return [
+        _task(kernel, problem)
+        for problem in _problems(sites, dtypes)
+        for kernel in timed_kernels(problem, device)
+    ]
 
 
 def time_products(
@@ -31,6 +44,7 @@ def time_products(
     *,
     dtypes: Mapping[Operand, torch.dtype],
     on_shape: Callable[[str], None],
+    prepared: Prepared | None = None,
 ) -> tuple[ProductTable, list[str]]:
     """Vet and time every real kernel on every (shape, pass), operands ready.
 
@@ -44,6 +58,7 @@ def time_products(
         where: Runs there.
         dtypes: The dtype of each operand as training holds it.
         on_shape: Told what is being timed.
+        prepared: What was found about `product_tasks` before; the rest is vetted here.
 
     Returns:
         The table, and a note for each kernel that failed its vetting, or to run, in a class of shapes.
@@ -52,31 +67,23 @@ def time_products(
         DeviceLostError: where a kernel leaves the GPU unusable.
     """
     table, notes = ProductTable(), _Notes()
-    vetting = Vetting()
-    for problem in timed_problems(sites, weight_dtype=format_of(dtypes[Operand.WEIGHT])):
-        if problem.a_format is Format.E5M2:
-            continue
+    prepared, preparer = prepared or Prepared(), Preparer(where)
+    for problem in _problems(sites, dtypes):
         on_shape(f"{problem.pass_} {problem.key}")
         kernels = {kernel.name: kernel for kernel in timed_kernels(problem, device)}
-        operands = _Operands(problem, where)
         vetted: dict[str, bool] = {}
-        calls: dict[str, Callable[[], object]] = {}
         for kernel in kernels.values():
-            support, failure = _vetted(vetting, kernel, problem, where)
-            if failure:
-                notes.add(kernel, problem, "failed", failure)
-                continue
-            if not support:
-                notes.add(kernel, problem, "failed vetting", support.reason)
-            ready = functools.partial(_product_call, operands, kernel)
-            call, failure = attempt(kernel.name, ready, where=where)
-            if call is None:
-                notes.add(kernel, problem, "failed", failure)
-                continue
-            vetted[kernel.name] = bool(support)
-            calls[kernel.name] = call
+            task = _task(kernel, problem)
+            answer = prepared.of(task) or preparer.carry_out(task, kernel)
+            if answer.unfit:
+                notes.add(kernel, problem, "failed vetting", answer.unfit)
+            if answer.failed:
+                notes.add(kernel, problem, "failed", answer.failed)
+            else:
+                vetted[kernel.name] = not answer.unfit
+        operands = _Operands(problem, where)
         measured = measure_or_reason(
-            calls,
+            {name: _product_call(operands, kernels[name]) for name in vetted},
             device=where,
             rounds=_ROUNDS,
             drop_slower_than=_DROP_SLOWER_THAN,
@@ -88,6 +95,21 @@ def time_products(
             if name not in measured.timings:  # one that was too slow has a time, and no need of more samples
                 notes.add(kernels[name], problem, "failed", reason)
     return table, notes.texts
+
+
+def _problems(sites: Sequence[Site], dtypes: Mapping[Operand, torch.dtype]) -> list[GemmProblem]:
+    found = timed_problems(sites, weight_dtype=format_of(dtypes[Operand.WEIGHT]))
+    return [problem for problem in found if problem.a_format is not Format.E5M2]
+
+
+def _task(kernel: Kernel, problem: GemmProblem) -> ProductTask:
+    """What PyTorch does by itself is not vetted.
+
+    A weight's gradient is vetted as bf16 and, besides, as fp32: a kernel that rounds to 16 bits inside does
+    no more than bf16 autocast does.
+    """
+    narrow = None if kernel.name == HIGH_PRECISION else replace(problem, out_dtype=Format.BF16)
+    return ProductTask(kernel.name, kernel_type(kernel), problem, vet_as=narrow, run_unfit=True)
 
 
 class _Notes:
@@ -105,26 +127,6 @@ class _Notes:
     def texts(self) -> list[str]:
         """In the order in which they were added."""
         return list(self._texts.values())
-
-
-def _vetted(
-    vetting: Vetting, kernel: Kernel, problem: GemmProblem, where: torch.device
-) -> tuple[Support, str]:
-    """What vetting says of the kernel, and why it cannot be run at all; empty where it can.
-
-    A weight's gradient is vetted as bf16 and, besides, as fp32: a kernel that rounds to 16 bits inside does
-    no more than bf16 autocast does.
-    """
-    support = Support.yes()
-    if kernel.name != HIGH_PRECISION:
-        narrow = replace(problem, out_dtype=Format.BF16)
-        examined = functools.partial(vetting.vetted, kernel, narrow, where)
-        verdict, failure = attempt(kernel.name, examined, where=where)
-        if verdict is None:
-            return support, failure
-        support = verdict.support
-    # The class may have been vetted on another of its shapes, so this one may still have to compile.
-    return support, attempt(kernel.name, functools.partial(kernel.warm_up, problem, where), where=where)[1]
 
 
 class _Operands:
@@ -148,9 +150,16 @@ class _Operands:
 
 
 def _product_call(operands: _Operands, kernel: Kernel) -> Callable[[], object]:
-    a, b = operands.of(kernel)
+    """The product; operands are cast when it is first called, so that a failure is the kernel's own."""
     out_dtype = torch_dtype(operands.problem.out_dtype)
-    return lambda: kernel.matmul(a, b, out_dtype=out_dtype)
+    ready: list[tuple[Quantized, Quantized]] = []
+
+    def call() -> Tensor:
+        if not ready:
+            ready.append(operands.of(kernel))
+        return kernel.matmul(*ready[0], out_dtype=out_dtype)
+
+    return call
 
 
 def _operand(rows: int, k: int, spec: OperandSpec, generator: torch.Generator) -> Tensor:
