@@ -9,7 +9,7 @@ from torch import Tensor
 from loka.errors import UsageError
 from loka.kernels import column_statistics
 from loka.kernels.column_statistics import merge_moments, moments_of
-from loka.kernels.triton.statistics import column_moments, merged_moments
+from loka.kernels.triton.statistics import column_moments, host, merged_moments
 from loka.kernels.triton.statistics.host import cut_of
 from loka.numerics import Moments
 
@@ -65,6 +65,24 @@ def test_numbers_whose_squares_overflow_fp32_and_a_large_mean() -> None:
     narrow = 1e4 + 1e-2 * torch.randn(500, 4, generator=generator)
     found, wanted = column_moments(narrow), Moments.of(narrow)
     assert torch.allclose(found.m2, wanted.m2, rtol=1e-9)
+
+
+def test_histograms_of_large_tensors_are_of_tiles_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All else is exact; of each chunk the first tile of eight is looked at."""
+    monkeypatch.setattr(host, "HISTOGRAM_ALL", 1)
+    x = data(3000, 200)
+    found, wanted = column_moments(x), Moments.of(x)
+    cut = cut_of(3000, 200)
+    tiles = [
+        x[top : min(top + cut.rows, first + cut.chunk_rows)]
+        for first in range(0, 3000, cut.chunk_rows)
+        for top in range(first, min(first + cut.chunk_rows, 3000), 8 * cut.rows)
+    ]
+    looked_at = Moments.of(torch.cat(tiles))
+    assert torch.equal(found.exponents, looked_at.exponents)
+    assert torch.equal(found.row_exponents, looked_at.row_exponents)
+    for name in ("count", "amax", "zeros", "negatives", "nonfinite_rows"):
+        assert torch.equal(found.tensors()[name], wanted.tensors()[name]), name
 
 
 def test_only_bad_rows() -> None:

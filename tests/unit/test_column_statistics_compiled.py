@@ -23,6 +23,7 @@ POINTERS = {
     "negatives": "*i32",
     "histograms": "*i32",
     "row_histograms": "*i32",
+    "zeros": "*i32",
     "counters": "*i64",
     "mean": "*fp64",
     "m2": "*fp64",
@@ -71,13 +72,16 @@ def _numbers(kernel: Any, x: str, constants: dict[str, Any], warps: int) -> dict
     from triton.compiler import ASTSource
     from triton.knobs import nvidia
 
+    from loka.kernels.triton.statistics.host import MOST_REGISTERS
+
     names = kernel.arg_names
     pointers = {n: POINTERS.get(n, x) for n in names if n in POINTERS or n == "x"}
     signature = {n: pointers.get(n, "constexpr" if n in constants else "i32") for n in names}
     aligned = [n for n in names if n in pointers or (n in ("C", "stride") and n not in constants)]
     attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    options = {"num_warps": warps} | ({"maxnreg": MOST_REGISTERS} if warps == 8 else {})
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     ptx = made.asm["ptx"]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.ptx"
@@ -105,10 +109,10 @@ def _main() -> None:
         ("*bf16", 6144, 4096),
     ):
         cut = cut_of(R, C)
-        tile = {"WHOLE": cut.whole, "BR": cut.rows, "BC": cut.columns}
+        tile = {"WHOLE": cut.whole, "HIST": 8, "BR": cut.rows, "BC": cut.columns}
         results[f"columns {x} {C}"] = _numbers(columns.columns_kernel, x, tile, cut.warps)
     results["rows"] = _numbers(rows.rows_kernel, "*bf16", {"BR": 1, "BC": 4096}, 8)
-    ones = {"R": 1, "C": 1, "stride": 1, "chunk_rows": 1, "WHOLE": True, "BR": 1, "BC": 16}
+    ones = {"R": 1, "C": 1, "stride": 1, "chunk_rows": 1, "WHOLE": True, "HIST": 1, "BR": 1, "BC": 16}
     results["columns single"] = _numbers(columns.columns_kernel, "*bf16", ones, 8)
     results["partials"] = _numbers(merging.partials_kernel, "*bf16", {"PB": 64, "BC": 16}, 4)
     results["pair"] = _numbers(merging.pair_kernel, "*bf16", {"COUNTS": 132, "BC": 128}, 4)

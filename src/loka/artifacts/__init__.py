@@ -32,12 +32,19 @@ from loka.artifacts.records import (
     write_profile,
     write_record,
 )
-from loka.artifacts.statistics import Statistics, read_statistics, write_statistics
+from loka.artifacts.statistics import (
+    BackgroundWrite,
+    Statistics,
+    read_statistics,
+    write_statistics,
+    write_statistics_in_background,
+)
 
 __all__ = [
     "BENCHMARK",
     "PLAN",
     "PROFILE",
+    "BackgroundWrite",
     "Benchmark",
     "CastTable",
     "Choice",
@@ -78,4 +85,5 @@ __all__ = [
     "write_profile",
     "write_record",
     "write_statistics",
+    "write_statistics_in_background",
 ]

@@ -75,7 +75,10 @@ def format_loss(moments: Moments, format_: Format, *, scale: Tensor | float | No
     if not (step > 0 and math.isfinite(step)):
         raise UsageError(f"format_loss needs a scale above 0, got {step}")
     counts = [int(n) for n in moments.exponents.tolist()]
-    nonzero, everything = sum(counts), sum(counts) + int(moments.zeros)
+    # The histogram may be of a part of the rows; the share of zeros is of all.
+    elements = int(moments.count) * moments.mean.numel()
+    nonzero = sum(counts)
+    everything = nonzero / (1 - int(moments.zeros) / elements) if nonzero else max(elements, 1)
     lost = _below(counts, amax, math.log2(step * format_.smallest_subnormal / 2))
     kept = _below(counts, amax, math.log2(step * format_.max)) if given else Share(nonzero, nonzero, nonzero)
     over = Share(nonzero - kept.value, nonzero - kept.high, nonzero - kept.low)
@@ -117,7 +120,7 @@ def _below(counts: list[int], amax: float, threshold: float) -> Share:
     return Share(value, low, high)
 
 
-def _divided(share: Share, count: int) -> Share:
+def _divided(share: Share, count: float) -> Share:
     return Share(*(part / count for part in share)) if count else Share(0.0, 0.0, 0.0)
 
 

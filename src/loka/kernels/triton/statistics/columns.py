@@ -1,7 +1,8 @@
 """Sums down the columns of x [R, C]: each program takes a chunk of rows and a block of columns.
 
 What is kept of a chunk: the number of its good rows, and of every column their mean, their squared deviations
-from it and the largest magnitude. Sums are of x minus the chunk's first row, in fp64: no digits are lost to a
+from it and the largest magnitude. Histograms are of one tile of rows in HIST: each costs a meeting of all
+warps, more than the sums do. Sums are of x minus the chunk's first row, in fp64: no digits are lost to a
 large mean, and no square overflows. A row is good where all its elements are finite; WHOLE programs see whole
 rows and judge them, others are told.
 """
@@ -27,18 +28,20 @@ def columns_kernel(
     negatives,
     histograms,
     row_histograms,
+    zeros,
     R,
     C,
     stride,
     chunk_rows,
     WHOLE: tl.constexpr,
+    HIST: tl.constexpr,
     BR: tl.constexpr,
     BC: tl.constexpr,
 ):
     """Partial statistics of one chunk [chunk_rows, BC].
 
-    Writes counts [P], means, m2s and amaxes [P, C], negatives [P, blocks], histograms [P, blocks, 64] and,
-    where WHOLE, row_histograms [P, 64].
+    Writes counts [P], means, m2s and amaxes [P, C], negatives and zeros [P, blocks], histograms
+    [P, blocks, 64] and, where WHOLE, row_histograms [P, 64].
     """
     chunk, block = tl.program_id(0), tl.program_id(1)
     columns = block * BC + tl.arange(0, BC)
@@ -52,7 +55,9 @@ def columns_kernel(
     sums = tl.zeros([BR, BC], dtype=tl.float64)
     squares = tl.zeros([BR, BC], dtype=tl.float64)
     largest = tl.zeros([BR, BC], dtype=tl.int32)
-    below_zero = tl.zeros([BR, BC], dtype=tl.int32)
+    signs = tl.zeros(
+        [BR, BC], dtype=tl.int32
+    )  # elements below 0, and zeros times 2^16: a chunk has few tiles
     histogram = tl.zeros([BINS], dtype=tl.int32)
     row_histogram = tl.zeros([BINS], dtype=tl.int32)
     for top in range(first, last, BR):
@@ -63,7 +68,8 @@ def columns_kernel(
         if WHOLE:
             row_amax = tl.max(magnitude, axis=1)
             good = (row_amax < INFINITY) & (rows < last)
-            row_histogram += histogram_of(tl.where(good, row_amax, 0), BR)
+            if (top - first) // BR % HIST == 0:
+                row_histogram += histogram_of(tl.where(good, row_amax, 0), BR)
         else:
             good = tl.load(good_rows + rows, mask=rows < last, other=0) != 0
         count += good.to(tl.int32)
@@ -72,8 +78,10 @@ def columns_kernel(
         sums += deviation
         squares += deviation * deviation
         largest = tl.maximum(largest, magnitude)
-        below_zero += (good[:, None] & (values < 0.0)).to(tl.int32)
-        histogram += histogram_of(magnitude, BR * BC)
+        signs += (good[:, None] & (values < 0.0)).to(tl.int32)
+        signs += (good[:, None] & inside[None, :] & (magnitude == 0)).to(tl.int32) << 16
+        if (top - first) // BR % HIST == 0:
+            histogram += histogram_of(magnitude, BR * BC)
 
     n = tl.sum(count)
     total = tl.sum(sums, axis=0)
@@ -83,7 +91,8 @@ def columns_kernel(
     tl.store(m2s + out, tl.maximum(tl.sum(squares, axis=0) - total * mean, 0.0), mask=inside)
     tl.store(amaxes + out, tl.max(largest, axis=0).to(tl.float32, bitcast=True), mask=inside)
     piece = chunk * tl.num_programs(1) + block
-    tl.store(negatives + piece, tl.sum(below_zero))
+    tl.store(negatives + piece, tl.sum(signs & 0xFFFF))
+    tl.store(zeros + piece, tl.sum(signs >> 16))
     tl.store(histograms + piece * BINS + tl.arange(0, BINS), histogram)
     if block == 0:
         tl.store(counts + chunk, n)

@@ -16,7 +16,11 @@ from loka.kernels.triton.statistics.merging import COUNTERS, pair_kernel, partia
 from loka.kernels.triton.statistics.rows import rows_kernel
 from loka.numerics import HISTOGRAM_BINS, Moments
 
-__all__ = ["Cut", "column_moments", "cut_of", "merged_moments"]
+__all__ = ["HISTOGRAM_ALL", "HISTOGRAM_EVERY", "Cut", "column_moments", "cut_of", "merged_moments"]
+
+HISTOGRAM_ALL = 1 << 22  # elements; the histograms of larger tensors are of one tile of rows in
+HISTOGRAM_EVERY = 8
+MOST_REGISTERS = 128  # two programs of 256 threads a multiprocessor
 
 _PROGRAMS = 1056  # 132 multiprocessors times 8
 _WIDEST_WHOLE = 1024  # up to here a program holds whole rows, and one read is enough
@@ -75,7 +79,7 @@ def _column_moments(x: Tensor) -> Moments:
     (R, C), cut = x.shape, cut_of(*x.shape)
     P, pieces = cut.chunks, cut.chunks * cut.blocks
     good_rows, row_histograms = (x, _counts(x, P, HISTOGRAM_BINS)) if cut.whole else _judged_rows(x)
-    counts, negatives = _counts(x, P), _counts(x, pieces)
+    counts, negatives, zeros = _counts(x, P), _counts(x, pieces), _counts(x, pieces)
     histograms = _counts(x, pieces, HISTOGRAM_BINS)
     means, m2s = x.new_empty((2, P, C), dtype=torch.float64)
     amaxes = x.new_empty((P, C), dtype=torch.float32)
@@ -89,14 +93,17 @@ def _column_moments(x: Tensor) -> Moments:
         negatives,
         histograms,
         row_histograms,
+        zeros,
         R,
         C,
         x.stride(0),
         cut.chunk_rows,
         WHOLE=cut.whole,
+        HIST=HISTOGRAM_EVERY if R * C > HISTOGRAM_ALL else 1,
         BR=cut.rows,
         BC=cut.columns,
         num_warps=cut.warps,
+        maxnreg=MOST_REGISTERS,
     )
     out = _Out.empty(x, C)
     block = 16 if P > 16 else _MERGE_COLUMNS
@@ -108,6 +115,7 @@ def _column_moments(x: Tensor) -> Moments:
         negatives,
         histograms,
         row_histograms,
+        zeros,
         *out,
         R,
         C,

@@ -46,6 +46,7 @@ def partials_kernel(
     negatives,
     histograms,
     row_histograms,
+    zeros,
     mean,
     m2,
     amax,
@@ -69,7 +70,7 @@ def partials_kernel(
         exponents = _column_totals(histograms, PIECES, PB)
         bins = tl.arange(0, BINS)
         tl.store(counters, n)
-        tl.store(counters + 1, n * C - tl.sum(exponents))
+        tl.store(counters + 1, _total(zeros, PIECES, PB))
         tl.store(counters + 2, _total(negatives, PIECES, PB))
         tl.store(counters + 3, R - n)
         tl.store(counters + 4 + bins, exponents)
