@@ -8,6 +8,10 @@ A feature's `origin` is the half octave floor(2 log2 |x|) of its largest magnitu
 and 63. The innermost bins (30 and 32) also hold everything smaller, 15 octaves below the largest. Merging
 shifts the histogram with the lower origin by whole bins, so it is exact: counts do not depend on how rows
 were split.
+
+A half octave is 41 % wide, and where values lie in it decides how FP8 rounds them: a feature that takes few
+values would be smeared. So each bin but the innermost also keeps the first two moments of the position in it,
+0 at its smaller magnitude and 1 at its larger one, in steps of 1/256.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ MARGINAL_BINS = 64
 _ZERO = 31  # the bin of exact zeros; 31 half octaves below it, 32 above
 _LOWEST_ORIGIN = -400  # below the half octave of the smallest fp32 subnormal, -298
 _SQRT_HALF = 0.5**0.5
+_STEPS = 256  # of the position within a bin
+_ROWS_A_WORD = 2048  # rows whose sums fit side by side in one int64
 
 
 def half_octave(magnitude: Tensor) -> Tensor:
@@ -39,13 +45,17 @@ class Marginals:
     """Histograms of rows of F features. All tensors live on the data's device.
 
     Attributes:
-        counts: int32 [F, 64]; rows with a non-finite element are left out.
+        counts: int32 [F, 64], features in bins; rows with a non-finite element are left out.
+        inside: fp32 [F, 64], sum of the positions within the bin; 0 in bins 30, 31 and 32.
+        inside_squares: fp32 [F, 64], sum of their squares.
         origin: int32 [F], half octave of the largest magnitude; -400 while a feature was always 0.
         low: fp32 [F], smallest value; 0 while there are no rows.
         high: fp32 [F], largest value; 0 while there are no rows.
     """
 
     counts: Tensor
+    inside: Tensor
+    inside_squares: Tensor
     origin: Tensor
     low: Tensor
     high: Tensor
@@ -55,6 +65,8 @@ class Marginals:
         """The statistics of no rows."""
         return cls(
             counts=torch.zeros(features, MARGINAL_BINS, dtype=torch.int32, device=device),
+            inside=torch.zeros(features, MARGINAL_BINS, device=device),
+            inside_squares=torch.zeros(features, MARGINAL_BINS, device=device),
             origin=torch.full((features,), _LOWEST_ORIGIN, dtype=torch.int32, device=device),
             low=torch.zeros(features, device=device),
             high=torch.zeros(features, device=device),
@@ -76,20 +88,16 @@ class Marginals:
         good = (wide.abs() < torch.inf).all(dim=1, keepdim=True)
         kept = torch.where(good, wide, 0.0)
         any_row = good.any()
-        origin = half_octave(kept.abs().amax(dim=0))
-        depth = origin - half_octave(kept.abs())
-        bins = torch.where(
-            kept > 0,
-            MARGINAL_BINS - 1 - depth.clamp(max=MARGINAL_BINS - 2 - _ZERO),
-            depth.clamp(max=_ZERO - 1),
-        )
-        bins = torch.where(kept == 0, _ZERO, bins)
-        places = bins + torch.arange(features, dtype=torch.int32, device=x.device) * MARGINAL_BINS
-        counts = torch.zeros(features * MARGINAL_BINS, dtype=torch.int32, device=x.device)
-        ones = good.to(torch.int32).expand(rows, features)
-        counts.scatter_add_(0, places.flatten().long(), ones.reshape(-1))
+        magnitude = kept.abs()
+        origin = half_octave(magnitude.amax(dim=0))
+        sums = torch.zeros(3, features, MARGINAL_BINS, dtype=torch.int64, device=x.device)
+        for first in range(0, rows, _ROWS_A_WORD):
+            part = slice(first, first + _ROWS_A_WORD)
+            sums += _bin_sums(kept[part], magnitude[part], good[part], origin)
         return cls(
-            counts=counts.view(features, MARGINAL_BINS),
+            counts=sums[0].to(torch.int32),
+            inside=sums[1].float() / _STEPS,
+            inside_squares=(sums[2].double() / _STEPS**2).float(),
             origin=origin,
             low=torch.where(any_row, torch.where(good, kept, torch.inf).amin(dim=0), 0.0),
             high=torch.where(any_row, torch.where(good, kept, -torch.inf).amax(dim=0), 0.0),
@@ -112,8 +120,11 @@ class Marginals:
         high = torch.maximum(
             torch.where(mine, self.high, other.high), torch.where(theirs, other.high, self.high)
         )
+        mine_seen, theirs_seen = self._seen_from(origin), other._seen_from(origin)
         return Marginals(
-            counts=self._seen_from(origin) + other._seen_from(origin),
+            counts=mine_seen[0] + theirs_seen[0],
+            inside=mine_seen[1] + theirs_seen[1],
+            inside_squares=mine_seen[2] + theirs_seen[2],
             origin=origin,
             low=low,
             high=high,
@@ -122,8 +133,8 @@ class Marginals:
     def quantile(self, u: Tensor) -> Tensor:
         """The values below which a share u [rows, F] of each feature lies; fp32 [rows, F], u in [0, 1].
 
-        Within a bin values are taken as uniform, bounded by the smallest and the largest value seen; zeros
-        come back exact. A feature without rows gives 0.
+        Within a bin values are taken as uniform over `spans`; zeros come back exact. A feature without rows
+        gives 0.
         """
         total = self.counts.sum(dim=1, keepdim=True)
         below = self.counts.cumsum(dim=1)
@@ -134,21 +145,34 @@ class Marginals:
         found = torch.minimum(found, last)
         inside = self.counts.gather(1, found)
         part = (wanted - (below.gather(1, found) - inside)) / inside.clamp(min=1)
-        left, right = self.edges()
+        left, right = self.spans()
         start, stop = left.gather(1, found), right.gather(1, found)
         return (start + part.clamp(0, 1) * (stop - start)).float().t()
 
-    def edges(self) -> tuple[Tensor, Tensor]:
-        """fp64 [F, 64] each: where the values of a bin start and end, within [low, high]."""
-        steps = torch.arange(MARGINAL_BINS, device=self.counts.device)
-        depth = torch.where(steps > _ZERO, MARGINAL_BINS - 1 - steps, steps)
+    def spans(self) -> tuple[Tensor, Tensor]:
+        """fp64 [F, 64] each: where the values of a bin start and end, within [low, high].
+
+        A uniform stretch with the mean and deviation of the positions in the bin, as far as the bin reaches;
+        the innermost bins are uniform down to 0.
+        """
+        bins = torch.arange(MARGINAL_BINS, device=self.counts.device)
+        positive = bins > _ZERO
+        depth = torch.where(positive, MARGINAL_BINS - 1 - bins, bins)
         half = self.origin[:, None].double() - depth
         inner, outer = torch.exp2(half / 2), torch.exp2((half + 1) / 2)
-        innermost = (steps == _ZERO - 1) | (steps == _ZERO + 1)
+        innermost = (bins == _ZERO - 1) | (bins == _ZERO + 1)
         inner = torch.where(innermost, 0.0, inner)
-        zero = steps == _ZERO
-        left = torch.where(zero, 0.0, torch.where(steps > _ZERO, inner, -outer))
-        right = torch.where(zero, 0.0, torch.where(steps > _ZERO, outer, -inner))
+        count = self.counts.clamp(min=1)
+        share = self.inside.double() / count
+        variance = (self.inside_squares.double() / count - share.square()).clamp(min=0)
+        mean = torch.where(innermost, 0.5, share + 0.5 / _STEPS)  # positions were rounded down
+        reach = torch.where(
+            innermost, 0.5, torch.minimum((3 * variance).sqrt(), torch.minimum(mean, 1 - mean))
+        )
+        near, far = inner + (mean - reach) * (outer - inner), inner + (mean + reach) * (outer - inner)
+        zero = bins == _ZERO
+        left = torch.where(zero, 0.0, torch.where(positive, near, -far))
+        right = torch.where(zero, 0.0, torch.where(positive, far, -near))
         low, high = self.low[:, None].double(), self.high[:, None].double()
         return torch.minimum(torch.maximum(left, low), high), torch.maximum(torch.minimum(right, high), low)
 
@@ -173,12 +197,39 @@ class Marginals:
     def _has_rows(self) -> Tensor:
         return self.counts.sum(dim=1) > 0
 
-    def _seen_from(self, origin: Tensor) -> Tensor:
-        """The counts with a higher origin: every non-zero bin moves inwards, the innermost takes the rest."""
-        steps = torch.arange(MARGINAL_BINS, device=self.counts.device)
+    def _seen_from(self, origin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The sums with a higher origin: every non-zero bin moves inwards, the innermost takes the rest."""
+        bins = torch.arange(MARGINAL_BINS, device=self.counts.device)
         shift = (origin - self.origin)[:, None]
         inwards = torch.where(
-            steps > _ZERO, (steps - shift).clamp(min=_ZERO + 1), (steps + shift).clamp(max=_ZERO - 1)
+            bins > _ZERO, (bins - shift).clamp(min=_ZERO + 1), (bins + shift).clamp(max=_ZERO - 1)
         )
-        target = torch.where(steps == _ZERO, _ZERO, inwards)
-        return torch.zeros_like(self.counts).scatter_add_(1, target.long(), self.counts)
+        target = torch.where(bins == _ZERO, _ZERO, inwards).long()
+        known = ((target - _ZERO).abs() > 1).float()  # the innermost bins keep no positions
+        return (
+            torch.zeros_like(self.counts).scatter_add_(1, target, self.counts),
+            torch.zeros_like(self.inside).scatter_add_(1, target, self.inside * known),
+            torch.zeros_like(self.inside).scatter_add_(1, target, self.inside_squares * known),
+        )
+
+
+def _bin_sums(kept: Tensor, magnitude: Tensor, good: Tensor, origin: Tensor) -> Tensor:
+    """int64 [3, F, 64] of rows [rows <= 2,048, F]: counts, positions in 1/256, their squares; one scatter.
+
+    The three go into one word, count << 46 | position << 27 | square: 2,048 * 255^2 is below 2^27 and
+    2,048 * 255 below 2^19.
+    """
+    features = origin.numel()
+    half = half_octave(magnitude)
+    depth = origin - half
+    bins = torch.where(kept > 0, (MARGINAL_BINS - 1 - depth).clamp(min=_ZERO + 1), depth.clamp(max=_ZERO - 1))
+    bins = torch.where(kept == 0, _ZERO, bins)
+    inner = torch.exp2(half * 0.5)
+    position = ((magnitude / inner - 1) * (_STEPS / (2**0.5 - 1))).clamp(0, _STEPS - 1).long()
+    position = torch.where((bins - _ZERO).abs() > 1, position, 0)
+    word = torch.where(good, (1 << 46) + (position << 27) + position * position, 0)
+    places = bins + torch.arange(features, dtype=torch.int32, device=bins.device) * MARGINAL_BINS
+    sums = torch.zeros(features * MARGINAL_BINS, dtype=torch.int64, device=bins.device)
+    sums.scatter_add_(0, places.flatten().long(), word.flatten())
+    packed = sums.view(features, MARGINAL_BINS)
+    return torch.stack([packed >> 46, (packed >> 27) & (2**19 - 1), packed & (2**27 - 1)])

@@ -70,10 +70,10 @@ class Copula:
 def hermite_coefficients(marginals: Marginals, orders: int = ORDERS) -> Tensor:
     """a_1 ... a_orders of every feature scaled to variance 1, fp64 [F, orders].
 
-    A bin counts as its middle, so Q(Phi(z)) is a step function and the integrals are exact:
+    A bin counts as its mean, so Q(Phi(z)) is a step function and the integrals are exact:
     integral of He_k phi from z1 to z2 = He_(k-1)(z1) phi(z1) - He_(k-1)(z2) phi(z2).
     """
-    left, right = marginals.edges()
+    left, right = marginals.spans()
     middle = (left + right) / 2
     total = marginals.counts.sum(dim=1, keepdim=True).clamp(min=1)
     share = marginals.counts.double() / total
