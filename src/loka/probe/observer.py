@@ -171,8 +171,11 @@ class Observer:
             with torch.autocast(output.device.type, enabled=False):  # would make bf16 of our products
                 call = see(name, module, x, asks=output.requires_grad)
             now = self._now.get(name)
-            if output.requires_grad and now is not None:
-                output.register_hook(self._gradient_hook(name, module, now, call))
+            if output.grad_fn is not None and now is not None:
+                # Of the node: after all hooks of the output, one of which may gather a sharded weight.
+                output.grad_fn.register_prehook(
+                    self._gradient_hook(name, module, now, call, output.output_nr)
+                )
 
         return hook
 
@@ -245,11 +248,12 @@ class Observer:
     # --- backward -------------------------------------------------------------------------------------
 
     def _gradient_hook(
-        self, name: str, module: nn.Module, now: _SiteStep, call: _Call
-    ) -> Callable[[Tensor], None]:
+        self, name: str, module: nn.Module, now: _SiteStep, call: _Call, place: int
+    ) -> Callable[[tuple[Tensor, ...]], None]:
         @torch.no_grad()
-        def hook(grad: Tensor) -> None:
-            if now.over or grad.numel() == 0:  # a backward that nobody waits for
+        def hook(grads: tuple[Tensor | None, ...]) -> None:
+            grad = grads[place]
+            if now.over or grad is None or grad.numel() == 0:  # a backward that nobody waits for
                 return
             with torch.autocast(grad.device.type, enabled=False):
                 self._see_gradient(name, module, grad, now, call)
@@ -275,7 +279,9 @@ class Observer:
         if captured is None or now.captured is not captured:
             return
         captured.g, captured.g_amax = sample.values, batch.amax
-        captured.w = module.get_parameter("weight").detach()  # a sharded one is whole only now
+        weight = module.get_parameter("weight")
+        if not _is_sharded(weight):
+            captured.w = weight.detach()  # one that is sharded outside of backward has its memory only now
         # Now, not at the end of the step: the optimizer changes the weight in between.
         now.captured = None
         self._on_captured(name, captured)
