@@ -28,7 +28,7 @@ class Bench(GemmBench):
 
 
 def settings() -> Bench:
-    shapes = tuple(Shape(m=64, n=n, k=32) for n in (32, 48, 80, 96))
+    shapes = tuple(Shape(m=64, n=n, k=32) for n in (32, 48))
     return Bench(shapes=shapes, passes=(Pass.FWD,), rounds=8, device="cpu")
 
 
@@ -37,7 +37,6 @@ def test_what_ends_a_process_is_found_before_anything_is_timed(tmp_path: Path) -
     assert result.details["seconds"]["vetting"] < result.details["seconds"]["preparing"]
     text = str(result.details["kernels"])
     assert "exit code 7" in text
-    assert "illegal instruction" in text
 
 
 def test_kernels_left_out_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +50,8 @@ def test_kernels_left_out_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None
     left_out = {"64x48x32.fwd": {"ending.tensorwise": "left out"}}
     assert prepare(settings(), workers=1, left_out=left_out) == left_out
     assert ("ending.tensorwise", 48) not in asked
-    assert ("ending.tensorwise", 96) in asked
+    assert ("ending.tensorwise", 32) in asked
+    assert ("torch.tensorwise", 48) in asked
     asked.clear()
-    prepare(settings(), workers=2, done={"64x48x32.fwd", "64x80x32.fwd", "64x96x32.fwd"})
+    prepare(settings(), workers=2, done={"64x48x32.fwd"})
     assert {n for _, n in asked} == {32}

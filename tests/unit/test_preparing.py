@@ -1,8 +1,10 @@
-"""Tasks in processes of their own: what they answer, and what a kernel that ends its process leaves behind."""
+"""Tasks in processes of their own: what they answer, and what a kernel that ends its process leaves."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
+import threading
 
 import msgspec
 import pytest
@@ -21,12 +23,13 @@ from loka.kernels.preparing import (
     Task,
     default_workers,
     kernel_type,
+    pool,
     prepare_all,
+    process,
 )
 from loka.kernels.preparing.carry_out import known_kernel
 from loka.kernels.preparing.pool import _grouped, _Shares
-from loka.kernels.preparing.process import Worker
-from loka.kernels.preparing.worker import Begun, Group, Settings
+from loka.kernels.preparing.worker import Begun, Group
 from loka.vocab import Format, GemmProblem, Granularity, OperandSpec, Pass
 
 CPU = torch.device("cpu")
@@ -58,7 +61,7 @@ def test_a_right_kernel_and_a_cast_have_empty_answers(prepared: Prepared) -> Non
     for task in (*RIGHT, *CASTS, FATAL[32], FATAL[96]):
         answer = prepared.of(task)
         assert answer is not None
-        assert not (answer.failed or answer.unfit or answer.ended or answer.left)
+        assert msgspec.structs.replace(answer, task=0, seconds=0.0) == Answer()
 
 
 def test_what_a_kernel_ends_goes_on_behind_it(prepared: Prepared) -> None:
@@ -67,7 +70,7 @@ def test_what_a_kernel_ends_goes_on_behind_it(prepared: Prepared) -> None:
     assert lost is not None
     assert ended.ended
     assert lost.ended
-    assert ended.failed == "ended or stalled the process that tried it (exit code 7)"
+    assert ended.failed == "ended the process that tried it (exit code 7)"
     assert lost.failed == "lost the GPU: an illegal instruction was encountered"
 
 
@@ -86,14 +89,30 @@ def test_no_processes_prepare_nothing() -> None:
         prepare_all(RIGHT, CPU, workers=-1)
 
 
-def test_a_process_that_cannot_start_leaves_everything(caplog: pytest.LogCaptureFixture) -> None:
-    answers: list[Answer] = []
-    worker = Worker(Settings("no such device", 1), answers.append)
-    worker.carry_out([(0, RIGHT[0])])
-    worker.close()
-    assert answers == []
-    assert not worker.usable
-    assert "ended with code 1 before it tried anything" in caplog.text
+@pytest.mark.parametrize("executable", [None, "no such program"])
+def test_a_process_that_cannot_start_leaves_everything(
+    executable: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "_BOOT", "raise SystemExit('no torch here')")
+    monkeypatch.setattr(process.sys, "executable", executable or sys.executable)
+    assert prepare_all(RIGHT, CPU, workers=2).answers == {}
+    assert f"ended with code {None if executable else 1} before it tried anything" in caplog.text
+
+
+def test_a_stalled_process_is_ended_and_nothing_is_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_BOOT", "import time; time.sleep(600)")
+    monkeypatch.setitem(pool._STALLED_S, "cpu", 0.5)
+    assert prepare_all(RIGHT, CPU, workers=1).answers == {}
+    monkeypatch.setitem(pool._STALLED_S, "cpu", 600.0)
+    monkeypatch.setattr(pool.time, "sleep", _interrupted)
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        prepare_all(RIGHT, CPU, workers=1)
+    assert threading.active_count() == before
+
+
+def _interrupted(seconds: float) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("task", [*RIGHT, *CASTS, UNKNOWN])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +16,15 @@ from faulty_kernels import Double, k_major_read_as_mn_major
 
 from loka.kernels import KERNELS, Kernel, device_of, kernel
 from loka.kernels.backends.high_precision import HighPrecision
+from loka.kernels.preparing import Answer, Prepared, Preparer, ProductTask, prepare_all
 from loka.kernels.vetting import cache
-from loka.probe import timed_casts, timed_problems
-from loka.probe.live import Captured, live_errors, site_generator
-from loka.probe.timed_casts import time_casts
-from loka.probe.timed_products import time_products
-from loka.probe.trial import Trial, trials_of
+from loka.probe import timed_casts, timed_problems, times, trial
+from loka.probe.live import LIVE_ROWS, Captured, live_errors, site_generator
+from loka.probe.timed_casts import cast_tasks, time_casts
+from loka.probe.timed_products import product_tasks, time_products
+from loka.probe.times import time_kernels
+from loka.probe.trial import Trial, kernel_trials_of, trials_of
+from loka.probe.trial_tasks import trial_tasks
 from loka.vocab import Device, Format, GemmProblem, Granularity, Operand, OperandSpec, Pass, Site, Support
 
 HERE, WHERE = device_of("cpu"), torch.device("cpu")
@@ -241,3 +245,108 @@ def test_a_kernel_is_not_run_on_a_sample_that_its_rules_forbid() -> None:
     assert bool(whole.isfinite().all())
     assert bool(last.isnan().all())
     assert [(p.m, p.n, p.k, p.pass_) for p in asked] == [(32, 24, 48, Pass.FWD), (17, 24, 48, Pass.FWD)]
+
+
+def test_what_processes_prepared_is_not_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real processes; then the parent may only time."""
+
+    def prepared(*args: Any, **options: Any) -> Prepared:
+        found = prepare_all(*args, **options)
+        monkeypatch.setattr(Preparer, "carry_out", None)
+        return found
+
+    monkeypatch.setattr(times, "prepare_all", prepared)
+    found = time_kernels(SITES, HERE, WHERE, rows_of=lambda _: [16, 18], workers=1)
+    products, casts = product_tasks(at_rows(16, 18), HERE, dtypes=DTYPES), casts_at(16, 18)
+    assert len(found.products) == len(products)
+    assert len(found.casts) == len(casts)
+    assert all(found.products.vetted)
+    total = len(products) + len(casts)
+    assert f"{total} of {total} products and casts were compiled and vetted by 1 processes" in found.notes[-1]
+    assert found.left_out == {}
+
+
+def at_rows(*rows: int) -> list[Site]:
+    return [replace(site, rows=m) for site in SITES for m in rows]
+
+
+def casts_at(*rows: int) -> list[Any]:
+    return cast_tasks(at_rows(*rows), HERE, dtypes=DTYPES)
+
+
+def test_what_ended_a_process_is_not_run_in_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fatal(Double):
+        def matmul(self, a: Any, b: Any, *, out_dtype: torch.dtype, bias: Any = None) -> Any:
+            raise AssertionError("it was run")
+
+    def prepared(tasks: Any, where: torch.device, *, workers: int) -> Prepared:
+        def answer(task: Any) -> Answer:
+            if isinstance(task, ProductTask) and task.kernel == "mslk.rowwise":
+                return Answer(failed="ended the process that tried it (exit code -11)", ended=True)
+            if isinstance(task, ProductTask) and task.kernel == "triton.rowwise":
+                return Answer(unfit="worst row 3 is off by 1")
+            return Answer()
+
+        return Prepared({task: answer(task) for task in tasks}, 1.0, workers)
+
+    monkeypatch.setattr(times, "prepare_all", prepared)
+    only(
+        monkeypatch,
+        HighPrecision("high_precision.bf16"),
+        Double("triton.rowwise"),
+        Fatal("mslk.rowwise"),
+    )
+    found = time_kernels(SITES[:1], HERE, WHERE, rows_of=lambda _: [16], workers=3)
+    vetted = set(zip(found.products.kernel, found.products.vetted, strict=True))
+    assert vetted == {("high_precision.bf16", True), ("triton.rowwise", False)}
+    assert set(found.left_out) == {f"mslk.rowwise:{p}" for p in Pass}
+    assert found.left_out["mslk.rowwise:fwd"].startswith("failed at fwd 16x32x48: ended the process")
+    assert found.notes.count("mslk.rowwise " + found.left_out["mslk.rowwise:fwd"]) == 1
+    assert "triton.rowwise failed vetting at fwd 16x32x48: worst row 3 is off by 1" in found.notes
+
+
+def test_a_cast_that_failed_in_a_process_is_a_note() -> None:
+    tasks = cast_tasks(SITES[:1], HERE, dtypes=DTYPES)
+    failed = tasks[0]
+    answers = {task: Answer(failed="no compiler" if task == failed else "") for task in tasks}
+    options: Any = {"dtypes": DTYPES, "on_shape": lambda _: None, "prepared": Prepared(answers)}
+    table, notes = time_casts(SITES[:1], HERE, WHERE, **options)
+    shown = " and ".join(map(str, failed.specs))
+    assert notes == [f"cast of {failed.rows}x{failed.columns} to {shown} failed: no compiler"]
+    assert len(table) == len(tasks) - 1
+
+
+def test_the_trials_on_drawn_operands_are_prepared_as_they_will_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against what `live_errors` really hands to the kernels and the cast engine."""
+    ran: list[tuple[str, Any, Any, torch.dtype]] = []
+
+    class Noting(Double):
+        def matmul(self, a: Any, b: Any, *, out_dtype: torch.dtype, bias: Any = None) -> Any:
+            ran.append((self.name, described(a), described(b), out_dtype))
+            return Double.matmul(self, a, b, out_dtype=out_dtype, bias=bias)
+
+    def described(q: Any) -> tuple[Any, ...]:
+        return (tuple(q.values.shape), q.values.stride(), q.values.dtype, q.spec)
+
+    kernels = [
+        Noting("triton.tensorwise", granularity=Granularity.TENSORWISE),
+        Noting("triton.rowwise"),
+        HighPrecision("high_precision.bf16"),
+    ]
+    monkeypatch.setattr(trial, "KERNELS", {k.name: k for k in kernels})
+    h200 = Device("cuda", "NVIDIA H200", (9, 0), (2, 11))
+    site, rows = Site("s", "linear", 300, 48, True, 320), 320
+    tasks = trial_tasks([site, site], h200, rows_of=lambda _: [rows])
+    by_name = {k.name: k for k in kernels}
+    for task in tasks:
+        assert Preparer(WHERE).carry_out(task, by_name[task.kernel]) == Answer()
+    prepared, ran[:] = list(ran), []
+    x, w, g = (
+        torch.randn(*s, generator=torch.Generator().manual_seed(0))
+        for s in ((rows, 48), (300, 48), (rows, 300))
+    )
+    captured = Captured(x, w, x.abs().amax(), g, g.abs().amax())
+    trials = kernel_trials_of(replace(site, rows=LIVE_ROWS), h200, tuple(Pass))
+    live_errors(captured, [t for t in trials if t.spec_a.is_quantized], site_generator(0, "s", "t"))
+    assert len(ran) == len(tasks) == 2 * 5
+    assert set(prepared) == set(ran)

@@ -18,7 +18,7 @@ import torch
 
 from loka.errors import UsageError
 from loka.kernels.preparing.process import Numbered, Worker
-from loka.kernels.preparing.tasks import Answer, Task, expected_seconds, group_of
+from loka.kernels.preparing.tasks import Answer, CastTask, Task, expected_seconds, group_of
 from loka.kernels.preparing.worker import Settings
 
 __all__ = ["Prepared", "default_workers", "prepare_all"]
@@ -94,6 +94,7 @@ def prepare_all(tasks: Iterable[Task], where: torch.device, *, workers: int) -> 
     _run(some, shares, where, lambda: len(answers))
     seconds = time.monotonic() - begun
     _log.info("prepared %d of %d products and casts in %.1f s", len(answers), len(asked), seconds)
+    _log.info("seconds of all processes: %s", _by_kernel(asked, answers))
     return Prepared({asked[number]: answer for number, answer in answers.items()}, seconds, count)
 
 
@@ -201,6 +202,17 @@ def _run(
         for thread in threads:
             if thread.ident is not None:  # it was started
                 thread.join()
+
+
+def _by_kernel(asked: Sequence[Task], answers: Mapping[int, Answer]) -> str:
+    """Where the time went, most first."""
+    spent: dict[str, float] = {}
+    for number, answer in answers.items():
+        task = asked[number]
+        name = "casts" if isinstance(task, CastTask) else task.kernel
+        spent[name] = spent.get(name, 0.0) + answer.seconds
+    ranked = sorted(spent.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{name} {seconds:.0f}" for name, seconds in ranked)
 
 
 def _capacity(where: torch.device, wanted: int) -> tuple[int, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import subprocess
@@ -28,6 +29,9 @@ _BOOT = (
     "from loka.kernels.preparing.worker import main; main(sys.argv[2])"
 )
 
+_SIGKILL = 9
+_END_S = 10.0  # from the end of what a process says to its own
+
 Numbered = tuple[int, Task]
 
 
@@ -49,6 +53,7 @@ class Worker:
         self._errors: IO[bytes] | None = None
         self._begun: int | None = None
         self._busy = False
+        self._stalled = False
         self._heard = 0.0
         self._closed = False
         self._starting = threading.Lock()  # none is started behind a `kill`
@@ -70,15 +75,21 @@ class Worker:
                 return
             code = self._ended()
             if self._begun is not None:
-                reason = f"ended or stalled the process that tried it (exit code {code})"
-                self._answered(left, Answer(self._begun, failed=reason, ended=True))
+                self._answered(left, self._of_culprit(self._begun, code))
             elif len(left) == before and not self._closed:
                 self.usable = False
                 _log.warning("a preparing process ended with code %s before it tried anything", code)
 
+    def _of_culprit(self, task: int, code: int | None) -> Answer:
+        if self._stalled:
+            return Answer(task, failed="stalled the process that tried it", ended=True)
+        if code == -_SIGKILL:  # by the system, where memory is short: no kernel does that to itself
+            return Answer(task, left=True)
+        return Answer(task, failed=f"ended the process that tried it (exit code {code})", ended=True)
+
     def _exchange(self, left: dict[int, Task]) -> None:
         """Send the tasks and read answers, up to the last one or the end of the process."""
-        self._begun = None
+        self._begun, self._stalled = None, False
         try:
             process = self._running()
             stdin, stdout = _streams(process)
@@ -97,9 +108,9 @@ class Worker:
                 self._begun = said.task
                 continue
             self._answered(left, said)
+            if said.ended:
+                self._ended(kill=True)  # with a lost GPU it may take long to end by itself
             if said.ended or not left:
-                if said.ended:
-                    self._ended()
                 return
 
     def _answered(self, left: dict[int, Task], answer: Answer) -> None:
@@ -125,18 +136,16 @@ class Worker:
         )
         return self._process
 
-    def _ended(self) -> int | None:
+    def _ended(self, *, kill: bool = False) -> int | None:
         """Its exit code, once it has ended; what it wrote to standard error goes to the log."""
         process, errors = self._process, self._errors
         self._process = self._errors = None
-        if process is None:
-            return None
-        for stream in _streams(process):
-            try:
-                stream.close()
-            except OSError:  # what was to be sent finds no reader any more
-                continue
-        code = process.wait()
+        code = None
+        if process is not None:
+            for stream in _streams(process):
+                with contextlib.suppress(OSError):  # what was to be sent finds no reader any more
+                    stream.close()
+            code = _exit_code(process, within_s=0.0 if kill else _END_S)
         if errors is not None:
             errors.seek(0)
             text = errors.read()[-2000:].decode(errors="replace").strip()
@@ -149,11 +158,12 @@ class Worker:
         """End a process that has said nothing for so long; whoever reads from it then goes on."""
         process = self._process
         if process is not None and self._busy and time.monotonic() - self._heard > after_s:
+            self._stalled = True
             process.kill()
 
     def close(self) -> None:
-        """Let the process end: its input ends."""
-        self._ended()
+        """End the process, which has nothing to do any more."""
+        self._ended(kill=True)
 
     def kill(self) -> None:
         """End the process at once and start no other."""
@@ -162,6 +172,15 @@ class Worker:
             process = self._process
         if process is not None:
             process.kill()
+
+
+def _exit_code(process: subprocess.Popen[bytes], *, within_s: float) -> int:
+    """Of a process that should have ended by then; it is killed where it has not."""
+    try:
+        return process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def _streams(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:

@@ -88,6 +88,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
         unfit: What vetting says against the kernel; empty where nothing.
         ended: It ended its process, or left the GPU unusable in it: not to be tried again in any process.
         left: Not tried, and another process has to: the kernel is unknown there, or memory was short.
+        seconds: How long it took.
     """
 
     task: int = 0
@@ -95,6 +96,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     unfit: str = ""
     ended: bool = False
     left: bool = False
+    seconds: float = 0.0
 
 
 def kernel_type(kernel: Kernel) -> str:

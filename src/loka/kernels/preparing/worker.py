@@ -7,6 +7,7 @@ nothing of the program that started it: a script without a guard around its main
 from __future__ import annotations
 
 import os
+import time
 from typing import BinaryIO
 
 import msgspec
@@ -56,8 +57,10 @@ def main(settings: str) -> None:
     if where.type == "cuda" and where.index is not None:
         torch.cuda.set_device(where)
     preparer = Preparer(where)
+    torch.zeros((), device=where)  # a GPU that takes no more processes is no kernel's fault
     for line in groups:
         for number, task in msgspec.json.decode(line, type=Group).tasks:
+            begun = time.monotonic()
             _say(answers, Begun(number))
             try:
                 answer = preparer.carry_out(task)
@@ -66,8 +69,11 @@ def main(settings: str) -> None:
                 raise SystemExit(3) from lost  # the parent starts a new process behind this task
             if where.type == "cuda":
                 torch.cuda.empty_cache()  # the memory is shared with the other processes
-            answer = Answer(left=True) if _was_short_of_memory(answer) else answer
-            _say(answers, msgspec.structs.replace(answer, task=number))
+            if _was_short_of_memory(answer):
+                # Not the kernel's fault, and no verdict on its class.
+                answer, preparer = Answer(left=True), Preparer(where)
+            seconds = time.monotonic() - begun
+            _say(answers, msgspec.structs.replace(answer, task=number, seconds=seconds))
 
 
 def _own_streams() -> tuple[BinaryIO, BinaryIO]:
@@ -89,4 +95,5 @@ def _say(answers: BinaryIO, what: Answer | Begun) -> None:
 
 
 def _was_short_of_memory(answer: Answer) -> bool:
-    return any("out of memory" in text.lower() for text in (answer.failed, answer.unfit))
+    said = f"{answer.failed} {answer.unfit}".lower()
+    return "out of memory" in said or "alloc_failed" in said  # torch and Triton; cuBLAS
