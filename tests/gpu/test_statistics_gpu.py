@@ -127,7 +127,7 @@ def test_an_observed_step_does_not_wait(autocast: bool) -> None:
     x[7, 3] = torch.nan
 
     def step(number: int, *, full: bool) -> None:
-        observer.arm(number, full=full)
+        observer.arm(number, full=None if full else ())
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
             loss = model(x).float().square().sum()
         loss.backward()

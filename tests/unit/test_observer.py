@@ -36,7 +36,7 @@ class Watched:
         )
 
     def step(self, number: int, run: Callable[[], object], *, full: bool = True) -> None:
-        self.observer.arm(number, full=full)
+        self.observer.arm(number, full=None if full else ())
         run()
         self.observer.disarm()
 

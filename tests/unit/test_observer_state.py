@@ -32,7 +32,7 @@ def observe(model: nn.Module, steps: range, state: dict[str, Tensor] | None = No
     if state is not None:
         observer.sites = sites_of_state(state, where=CPU)
     for step in steps:
-        observer.arm(step, full=step % 3 == 0)
+        observer.arm(step, full=None if step % 3 == 0 else ())
         x = torch.randn(2000, 6, generator=torch.Generator().manual_seed(step))
         model(x).square().sum().backward()
         observer.disarm()

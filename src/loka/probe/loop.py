@@ -57,7 +57,8 @@ class Loop:
     Args:
         model: As above.
         seed: For the samples of rows.
-        on_read: Told the number of a full observed step once its numbers were read.
+        on_read: Told the number of an observed step with which every site was looked at in full again, once
+            its numbers were read.
 
     Raises:
         UsageError: for a model without an nn.Linear that can be planned.
@@ -112,7 +113,7 @@ class Loop:
             self._kind = StepKind.OTHER
             self.finder.start(self.linears)
         elif due:
-            self._observe(full=schedule.is_full)
+            self._observe(schedule)
         elif self.observer.is_waiting:
             self._kind = StepKind.OTHER  # the gradients of a forward that ran ahead are looked at
         elif self.shares is None and schedule.seen - schedule.resumed_at >= _TIMED_STEP:
@@ -174,12 +175,13 @@ class Loop:
             i.count >= _SETTLED_OBSERVATIONS and i.high - i.low <= 2 * _SETTLED_DB for i in intervals
         )
 
-    def _observe(self, *, full: bool) -> None:
-        self._kind = StepKind.FULL if full else StepKind.OBSERVED
-        self._unread = self._step + 1 if full else None
+    def _observe(self, schedule: Schedule) -> None:
+        all_at_once = schedule.is_first or schedule.live_every == 1
+        self._kind = StepKind.FULL if all_at_once else StepKind.OBSERVED
+        self._unread = self._step + 1 if schedule.ends_round else None
         self._force_eager()
         self._observing = True
-        self.observer.arm(self._step, full=full)
+        self.observer.arm(self._step, full=schedule.full_sites(list(self.linears)))
 
     def _profile_step(self) -> None:
         if torch._C._autograd._profiler_enabled():  # the user's own: torch has one at a time

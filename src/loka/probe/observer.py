@@ -7,7 +7,7 @@ arrives: at most 1,024 rows of every input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,16 +104,18 @@ class Observer:
         self._late: dict[str, _SiteStep] = {}
         self._seen = SeenTensors()
         self._step = 0
-        self._full = True
+        self._full: frozenset[str] = frozenset()
 
-    def arm(self, step: int, *, full: bool = True) -> None:
+    def arm(self, step: int, *, full: Collection[str] | None = None) -> None:
         """Place the hooks for the next step.
 
         Args:
             step: Its number.
-            full: Take distributions and rows for live errors as well, not moments alone.
+            full: The sites of which distributions and rows for live errors are taken as well, not moments
+                alone; None for all.
         """
-        self._step, self._full = step, full
+        self._step = step
+        self._full = frozenset(self._linears if full is None else full)
         self._now.clear()
         for name, module in self._linears.items():
             self._handles.append(module.register_forward_hook(self._forward_hook(name), with_kwargs=True))
@@ -190,7 +192,7 @@ class Observer:
         self._see_weight(site, now, module)
         site.passes |= _passes(module, x, asks=asks)
         batch = self._seen.batch(x)
-        if not self._full or number >= now.planned:
+        if not now.full or number >= now.planned:
             site.take(Operand.INPUT, batch, step=self._step)
             return _Call()
         sample = self._seen.sampled(
@@ -228,7 +230,9 @@ class Observer:
 
     def _see_weight(self, site: SiteObservation, now: _SiteStep, module: nn.Module) -> None:
         weight = module.get_parameter("weight")
-        if now.weighed or _is_sharded(weight):
+        known = Operand.WEIGHT in site.operands
+        # A weight changes slowly and is most of what there would be to read: only in its site's turn.
+        if now.weighed or _is_sharded(weight) or (known and not now.full):
             return
         now.weighed = True
         site.take(Operand.WEIGHT, self._seen.batch(weight), step=now.number)
@@ -239,7 +243,7 @@ class Observer:
             planned = max(1, site.calls)
             generator = site_generator(self._seed, name, f"call/{self._step}")
             chosen = int(torch.randint(planned, (), generator=generator)) if planned > 1 else 0
-            now = self._now[name] = _SiteStep(planned, chosen, self._step, self._full)
+            now = self._now[name] = _SiteStep(planned, chosen, self._step, name in self._full)
         return now
 
     def _generator(self, name: str, operand: Operand, now: _SiteStep, number: int) -> torch.Generator:

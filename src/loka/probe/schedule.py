@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
@@ -21,7 +22,7 @@ class Schedule:
 
     Attributes:
         every: Steps from one observed step to the next; raised where observing costs more than the limit.
-        live_every: The first observed step and then each such one is a full one.
+        live_every: Each site is looked at in full at the first observed step and then at each such one.
         seen: Steps that are over.
         observed: Those of them that were observed.
         resumed_at: `seen` when a saved state was taken up.
@@ -64,9 +65,26 @@ class Schedule:
         return (self.seen + 1) % self.every == 0
 
     @property
-    def is_full(self) -> bool:
-        """Whether the next observed step is a full one."""
+    def is_first(self) -> bool:
+        """Whether the next observed step is the first: every site is looked at in full."""
+        return self.observed == 0
+
+    @property
+    def ends_round(self) -> bool:
+        """Whether every site will have been looked at in full again once the next observed step is over."""
         return self.observed % self.live_every == 0
+
+    def full_sites(self, names: Sequence[str]) -> frozenset[str]:
+        """The sites that the next observed step looks at in full: errors and distributions too.
+
+        The first step takes all. Then their turns are spread over the observed steps: one that took all would
+        cost as much as all the others of its round, and leave the GPU waiting for the host.
+        """
+        if self.is_first:
+            return frozenset(names)
+        return frozenset(
+            name for place, name in enumerate(names) if (self.observed + place) % self.live_every == 0
+        )
 
     @property
     def raised_to(self) -> int:

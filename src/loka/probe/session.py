@@ -33,9 +33,10 @@ class Probe:
 
     Every `every`-th step is observed: hooks are placed before it and removed after it, it runs eagerly even
     where the model is compiled (hooks inside a compiled region do not fire), and nothing it does changes a
-    number of the training. The first observed step and then each `live_every`-th is a full one: it takes
-    distributions and tries every recipe on real rows besides. Numbers are read one observed step later, so no
-    step waits.
+    number of the training. At the first observed step, and then at each `live_every`-th, a site is looked at
+    in full: its distributions are taken and every recipe is tried on real rows besides. After the first step
+    the sites take turns, so that every observed step costs about the same. Numbers are read one observed step
+    later, so no step waits.
 
     Nothing is assumed of who runs the loop: a trainer may call `step()` from a callback, and a pipeline may
     have called the next batch's forward before.
@@ -44,7 +45,7 @@ class Probe:
         model: The model in training, compiled or not, inside DistributedDataParallel or not. Evaluation
             between steps (`model.eval()`) is left out.
         every: Observe each `every`-th step.
-        live_every: Each such observed step is a full one.
+        live_every: Observed steps from one full look at a site to the next.
         max_overhead: Largest share of the training that observing may cost. Where an observed step costs
             more (its eager run included), `every` is raised and a warning says so; None for no limit.
         evaluate: `evaluate(model, batch)` gives the loss of each held-out row, [rows]; with `batches`.
@@ -52,7 +53,8 @@ class Probe:
         seed: For the samples of rows and the draws.
         save_to: A file into which the statistics are written in the background; its folder must exist.
         save_every: Steps from one such write to the next.
-        on_observed: Called with this Probe and the number of a full observed step, once its numbers are read.
+        on_observed: Called with this Probe and the number of a step, each time that every site was looked at
+            in full again and the numbers are read.
         across_ranks: Whether every rank of an initialised process group has its Probe. They then decide
             together, and `profile()` reduces over ranks. False for a Probe on one rank alone.
 
