@@ -39,7 +39,7 @@ class StandIn(Protocol):
     def spec_b(self) -> str: ...  # noqa: D102
 
     def __call__(
-        self, x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, *, out_dtype: torch.dtype
+        self, x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None, /, *, out_dtype: torch.dtype
     ) -> Tensor:
         """y_MN in `out_dtype`."""
         ...
