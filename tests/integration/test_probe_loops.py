@@ -293,6 +293,23 @@ def test_a_callback_that_fails_leaves_nothing_behind() -> None:
     stance_is_as_it_was(model)
 
 
+def test_attaching_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of()
+    probe = probe_of(model)
+
+    def broken(linears: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(probe._loop.finder, "start", broken)
+    with pytest.raises(KeyboardInterrupt), probe:
+        pass
+    monkeypatch.undo()
+    with probe:
+        train(model, model, probe, 2)
+    whole(probe, 1)
+    stance_is_as_it_was(model)
+
+
 def stance_is_as_it_was(model: nn.Module) -> None:
     torch.compiler.reset()
     compiled: list[int] = []

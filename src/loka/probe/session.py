@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -123,11 +124,10 @@ class Probe:
         )
         self._inside = True
         schedule.clock.mark(None)
-        try:
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self._leave)
             self._loop.prepare(schedule)
-        except BaseException:
-            self._leave()
-            raise
+            on_failure.pop_all()
         return self
 
     def __exit__(
