@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.kernels.column_statistics import merge_moments, moments_of
+from loka.kernels.triton.statistics.host import HISTOGRAM_ALL
 from loka.numerics import BatchStatistics, Moments, OperandStatistics
 from loka.probe.live import SAMPLED_ROWS, Captured
 from loka.probe.observer import Observer
@@ -50,6 +51,9 @@ def check(found: Moments, x: Tensor) -> None:
             assert ((got - tensor).abs() <= 1e-13 * largest).all()
         elif name == "m2":
             assert ((got - tensor).abs() <= 1e-12 * largest.square() * x.shape[0]).all()
+        elif "exponents" in name and x.numel() > HISTOGRAM_ALL:
+            assert (got <= tensor).all(), name  # of an eighth of the rows
+            assert got.sum() > 0, name
         else:
             assert torch.equal(got, tensor), name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,16 @@ __all__ = [
     "SAMPLED_ROWS",
     "Captured",
     "KeptCasts",
+    "LiveOperands",
+    "errors_of_operands",
     "live_errors",
+    "live_operands",
     "row_sample",
     "site_generator",
 ]
+
+LiveOperands = dict[Pass, tuple[OperandSample, OperandSample]]
+"""What a trial multiplies, by pass: A and B."""
 
 KeptCasts = dict[tuple[Pass, int, OperandSpec], CastSample]
 """Casts by pass, side (0 is A, 1 is B) and spec."""
@@ -79,9 +85,9 @@ def live_errors(
     """fp64 [len(trials), 9] on the device; NaN for passes without a gradient and what no kernel takes.
 
     fwd and dgrad: up to 256 of the sampled rows. wgrad: all sampled rows, up to 256 outputs. Of more than
-    2,048 columns of a product that many are computed. The reference is
-    an FP32 product, whatever autocast and TF32 are in the caller's process. A row with a NaN or an infinity
-    counts as zeros, so that it ruins no other row's error.
+    2,048 columns of a product that many are computed. The reference is an FP32 product, whatever autocast and
+    TF32 are in the caller's process. A row with a NaN or an infinity counts as zeros, so that it ruins no
+    other row's error.
 
     Args:
         captured: Operands.
@@ -89,17 +95,22 @@ def live_errors(
         generator: For the choice of rows and outputs.
         kept: Casts of the weight from an earlier call with the same weight, and a place for new ones.
     """
-    with exact_products(captured.x.device.type):
-        return _errors(captured, trials, generator, {} if kept is None else kept)
+    operands = live_operands(captured, {trial.pass_ for trial in trials}, generator)
+    return errors_of_operands(operands, trials, where=captured.x.device, kept=kept)
 
 
-def _errors(
-    captured: Captured, trials: Sequence[Trial], generator: torch.Generator, kept: KeptCasts
+def errors_of_operands(
+    operands: LiveOperands, trials: Sequence[Trial], *, where: torch.device, kept: KeptCasts | None = None
 ) -> Tensor:
-    operands = _operands(captured, generator, {trial.pass_ for trial in trials})
+    """The second half of `live_errors`: what `live_operands` took, multiplied and compared."""
+    with torch.no_grad(), exact_products(where.type):
+        return _errors(operands, trials, where, {} if kept is None else kept)
+
+
+def _errors(operands: LiveOperands, trials: Sequence[Trial], where: torch.device, kept: KeptCasts) -> Tensor:
     references = _references(operands)
     casts: KeptCasts = {}
-    device = device_of(captured.x.device)
+    device = device_of(where)
     # By the number of rows of the product, so that all quantiles of rows are taken in a few launches.
     sums: dict[int, list[Tensor]] = {}
     losses: list[Tensor] = []
@@ -115,7 +126,7 @@ def _errors(
         sums.setdefault(rows.shape[0], []).append(rows)
         ran.setdefault(rows.shape[0], []).append(place)
         losses += [a.loss, b.loss]
-    return _in_order(sums, ran, losses, trials=len(trials), where=captured.x.device)
+    return _in_order(sums, ran, losses, trials=len(trials), where=where)
 
 
 def _in_order(
@@ -173,30 +184,46 @@ def _takes(kernel: Any, problem: GemmProblem, device: Device) -> bool:
     return bool(kernel.supports(problem, device))
 
 
-def _operands(
-    captured: Captured, generator: torch.Generator, passes: set[Pass]
-) -> dict[Pass, tuple[OperandSample, OperandSample]]:
+def live_operands(
+    captured: Captured, passes: Collection[Pass], generator: torch.Generator, *, own: bool = False
+) -> LiveOperands:
     """A [m, k] and B [n, k] of each pass that ran and is asked for, n at most 2,048; transposes are views.
 
     An amax is of the whole operand, so it bounds what is looked at of it.
+
+    Args:
+        captured: What a step saw.
+        passes: Which products.
+        generator: For the choice of rows and outputs.
+        own: Copy what would be a view of the weight, which the optimizer is about to change.
     """
+    with torch.no_grad(), torch.autocast(captured.x.device.type, enabled=False):
+        return _operands(captured, passes, generator, own=own)
+
+
+def _operands(
+    captured: Captured, passes: Collection[Pass], generator: torch.Generator, *, own: bool
+) -> LiveOperands:
     x, w = _finite_rows(captured.x), captured.w
     w_amax = _amax_of_weight(w)
     pick = row_sample(x.shape[0], LIVE_ROWS, generator)
-    some = slice(None) if pick is None else pick.to(x.device)
-    out: dict[Pass, tuple[OperandSample, OperandSample]] = {}
+    # Not to wait for the copy is to let the host run ahead of the GPU.
+    some = slice(None) if pick is None else pick.to(x.device, non_blocking=True)
+    out: LiveOperands = {}
+    whole = w.clone() if own and min(w.shape) <= LIVE_OUTPUTS else w
     if Pass.FWD in passes:
-        part = w if (outputs := _some_outputs(w.shape[0], w.device)) is None else w[outputs]
+        outputs = _some_outputs(w.shape[0], w.device)
+        part = whole if outputs is None else w[outputs]
         out[Pass.FWD] = _pair(x[some], captured.x_amax, part, w_amax)
     if captured.g is None or captured.g_amax is None:
         return out
     g = _finite_rows(captured.g)
     chosen = row_sample(g.shape[1], LIVE_ROWS, generator)
-    columns = slice(None) if chosen is None else chosen.to(g.device)
+    columns = slice(None) if chosen is None else chosen.to(g.device, non_blocking=True)
     inputs = _some_outputs(w.shape[1], w.device)
-    wanted = passes & captured.passes
+    wanted = captured.passes.intersection(passes)
     if Pass.DGRAD in wanted:
-        part = w if inputs is None else w[:, inputs].contiguous()
+        part = whole if inputs is None else w[:, inputs].contiguous()
         out[Pass.DGRAD] = _pair(g[some], captured.g_amax, part.t(), w_amax)
     if Pass.WGRAD in wanted:
         part = x if inputs is None else x[:, inputs].contiguous()
@@ -219,7 +246,7 @@ def _some_outputs(n: int, device: torch.device) -> Tensor | None:
     return (blocks[:, None] * _BLOCK + torch.arange(_BLOCK, device=device)).flatten()
 
 
-def _references(operands: dict[Pass, tuple[OperandSample, OperandSample]]) -> dict[Pass, Tensor]:
+def _references(operands: LiveOperands) -> dict[Pass, Tensor]:
     """FP32 products."""
     return {pass_: a.values.float() @ b.values.t().float() for pass_, (a, b) in operands.items()}
 

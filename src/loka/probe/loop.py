@@ -23,6 +23,7 @@ from loka.probe.attach import (
 from loka.probe.eager import EAGER
 from loka.probe.error_log import ErrorLog
 from loka.probe.finding import SiteFinder
+from loka.probe.later import LaterTrials
 from loka.probe.live import Captured, live_errors, site_generator
 from loka.probe.observer import Observer
 from loka.probe.overhead import StepKind
@@ -34,6 +35,7 @@ from loka.vocab import Pass, Site
 __all__ = ["Loop"]
 
 _TIMED_STEP = 5  # late enough that allocators, autotuning and compilation are warm
+_PIECES_A_STEP = 1  # a pass of a site: about 20 ms of the host's
 _SETTLED_DB = 0.5
 _SETTLED_OBSERVATIONS = 5
 _log = logging.getLogger("loka.probe")
@@ -72,6 +74,7 @@ class Loop:
         self.where = device_of_linears(self.linears)
         self.device = device_of(self.where)
         self.log = ErrorLog()
+        self._later = LaterTrials(self.log, self.where)
         self.finder = SiteFinder(model)
         self.sites: list[Site] | None = None
         self.shares: StepShares | None = None
@@ -118,6 +121,8 @@ class Loop:
             self._kind = StepKind.OTHER  # the gradients of a forward that ran ahead are looked at
         elif self.shares is None and schedule.seen - schedule.resumed_at >= _TIMED_STEP:
             self._profile_step()
+        elif self._later.run(_PIECES_A_STEP):
+            self._kind = StepKind.LATER
 
     def over(self, schedule: Schedule) -> bool:
         """A step came to its end.
@@ -159,10 +164,15 @@ class Loop:
 
     def read_numbers(self) -> None:
         """Read what the last observed steps measured, and tell who wants to know."""
+        self.run_later()
         self.log.collect()
         step, self._unread = self._unread, None
         if step is not None:
             self._on_read(step)
+
+    def run_later(self) -> None:
+        """Do what is left of the last observed steps' trials."""
+        self._later.run()
 
     def has_settled(self) -> bool:
         """Whether 5 observations or more bound the SQNR of every recipe of fwd and dgrad within +-0.5 dB."""
@@ -230,7 +240,10 @@ class Loop:
         if not trials or _is_freed(captured.w):
             return
         generator = site_generator(self._seed, name, f"live/{self._step}")
-        self.log.add(name, trials, live_errors(captured, trials, generator))
+        if self.where.type == "cuda":
+            self._later.add(name, trials, captured, generator)
+        else:  # the host multiplies, now or then
+            self.log.add(name, trials, live_errors(captured, trials, generator))
 
 
 def _is_freed(w: Tensor) -> bool:

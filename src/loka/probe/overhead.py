@@ -31,6 +31,7 @@ class StepKind(StrEnum):
     PLAIN = "plain"
     OBSERVED = "observed"
     FULL = "full"
+    LATER = "later"  # a plain step beside which trials of an observed one ran
     OTHER = "other"  # finding sites, or profiling: done once
 
 
@@ -51,7 +52,9 @@ class StepClock:
             StepKind.PLAIN: deque(maxlen=_KEPT_PLAIN),
             StepKind.OBSERVED: deque(maxlen=_KEPT_OBSERVED),
             StepKind.FULL: deque(maxlen=_KEPT_OBSERVED),
+            StepKind.LATER: deque(maxlen=_KEPT_PLAIN),
         }
+        self._counts = dict.fromkeys(StepKind, 0)  # read in all
         self._left_out: float | None = None  # the first full step, which compiles and allocates
 
     def mark(self, kind: StepKind | None) -> None:
@@ -127,7 +130,16 @@ class StepClock:
             mean = light
         else:
             mean = statistics.fmean(full) / live_every + light * (1 - 1 / live_every)
-        return max(0.0, mean - self.median_plain_us())
+        return max(0.0, mean - self.median_plain_us()) + self._extra_later_us()
+
+    def _extra_later_us(self) -> float:
+        """What trials beside plain steps add, for each observed step."""
+        later = self._us[StepKind.LATER]
+        observed = self._counts[StepKind.OBSERVED] + self._counts[StepKind.FULL]
+        if not later or not observed:
+            return 0.0
+        extra = max(0.0, statistics.fmean(later) - self.median_plain_us())
+        return extra * self._counts[StepKind.LATER] / observed
 
     def _mean(self, kind: StepKind) -> float | None:
         values = self._us[kind]
@@ -149,6 +161,7 @@ class StepClock:
                 self._left_out = took
             else:
                 self._us[kind].append(took)
+            self._counts[kind] += 1
 
 
 def _elapsed_us(start: _Mark, end: _Mark) -> float:

@@ -206,7 +206,13 @@ class Probe:
     def _planned_bytes(self) -> int:
         return statistics_bytes((m.out_features, m.in_features) for m in self._loop.linears.values())
 
-    def profile(self, *, time_kernels: bool | None = None, rows: Sequence[int] | None = None) -> Profile:
+    def profile(
+        self,
+        *,
+        time_kernels: bool | None = None,
+        rows: Sequence[int] | None = None,
+        workers: int | None = None,
+    ) -> Profile:
         """Everything measured, as the file's body.
 
         With several ranks every one of them must call it: what they learned is reduced. No data of the user
@@ -216,6 +222,8 @@ class Probe:
             time_kernels: Time every kernel and cast on this machine's GPU; by default on a GPU only.
             rows: Values of M (rows of a call) beside those that were seen, at which kernels are timed and
                 weight gradients tried.
+            workers: Processes that compile and vet before anything is timed; 0 does it in this one. By
+                default one for each core, 14 at most, on a GPU.
 
         Raises:
             UsageError: if no step was observed, times are asked for on a CPU, rows are not positive, or
@@ -234,6 +242,7 @@ class Probe:
             self._learned(self._loop.sites),
             timed=timed,
             rows=extra,
+            workers=workers,
             loss=None if held_out is None else lambda products: held_out.table(model, products),
         )
 
@@ -269,6 +278,7 @@ class Probe:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Plain tensors of all that this rank learned, to be saved beside the model's."""
+        self._loop.run_later()
         state = state_of_session(self._schedule, self._loop.sites, self._loop.log)
         return state | state_of_sites(self._loop.observer.sites)
 

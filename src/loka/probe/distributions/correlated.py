@@ -13,7 +13,7 @@ from torch import Tensor
 
 from loka.numerics.covariance import RANK, Covariance, sketch_signs
 
-__all__ = ["CorrelatedNormal", "correlation_and_std", "nystroem_loadings"]
+__all__ = ["CorrelatedNormal", "correlation_and_std", "normal_numbers", "nystroem_loadings"]
 
 _JITTERS = (1e-9, 1e-7, 1e-6)
 _CORE_FLOOR = 1e-6  # eigenvalues of a sketch's core below this share of the largest are fp32 rounding
@@ -32,17 +32,26 @@ class CorrelatedNormal:
     own: Tensor | None
 
     @classmethod
-    def of_matrix(cls, correlation: Tensor, *, device: torch.device) -> CorrelatedNormal:
+    def of_matrix(
+        cls, correlation: Tensor, *, device: torch.device, importance: Tensor | None = None
+    ) -> CorrelatedNormal:
         """From a symmetric matrix fp64 [F, F] with a unit diagonal; the nearest one that can be is taken.
 
         A matrix that is no correlation has its negative eigenvalues set to 0 and its diagonal scaled back
         to 1 (one step of Higham 2002, "Computing the nearest correlation matrix").
+
+        Args:
+            correlation: May have negative eigenvalues.
+            device: Where draws shall lie.
+            importance: fp64 [F], positive: how closely each feature is to be kept where not all can be; all
+                alike by default.
         """
         matrix = correlation.cpu().double()
         factor = _cholesky(matrix)
         if factor is None:
-            values, vectors = torch.linalg.eigh(matrix)
-            root = vectors * values.clamp(min=0).sqrt()
+            by = torch.ones_like(matrix[0]) if importance is None else importance.cpu().double()
+            values, vectors = torch.linalg.eigh(matrix * by[:, None] * by)
+            root = vectors * values.clamp(min=0).sqrt() / by[:, None]
             root = root / root.square().sum(dim=1, keepdim=True).sqrt().clamp(min=1e-12)
             # Eigenvectors are not unique, a Cholesky factor is: every machine draws alike.
             lower = _cholesky(root @ root.t())
@@ -59,13 +68,25 @@ class CorrelatedNormal:
         return cls(wide.float().to(device), own.float().to(device))
 
     def draw(self, rows: int, generator: torch.Generator) -> Tensor:
-        """fp32 [rows, F]; the independent numbers behind it come from the CPU `generator`."""
+        """fp32 [rows, F] on the factor's device, decided by the CPU `generator` (see `normal_numbers`)."""
         device = self.factor.device
-        z = torch.randn(rows, self.factor.shape[1], generator=generator).to(device)
-        out = z @ self.factor.t()
+        out = normal_numbers(rows, self.factor.shape[1], generator, device=device) @ self.factor.t()
         if self.own is None:
             return out
-        return out.addcmul_(torch.randn(rows, self.own.numel(), generator=generator).to(device), self.own)
+        return out.addcmul_(normal_numbers(rows, self.own.numel(), generator, device=device), self.own)
+
+
+def normal_numbers(rows: int, columns: int, generator: torch.Generator, *, device: torch.device) -> Tensor:
+    """fp32 [rows, columns] of independent N(0, 1).
+
+    On a GPU they come from a generator of its own, seeded by the CPU `generator`: a wide site takes hundreds
+    of millions, for which a CPU needs minutes. So a draw repeats itself on one kind of device, not across.
+    """
+    if device.type == "cpu":
+        return torch.randn(rows, columns, generator=generator)
+    seed = int(torch.randint(2**62, (), generator=generator))
+    own = torch.Generator(device).manual_seed(seed)
+    return torch.randn(rows, columns, generator=own, device=device)
 
 
 def correlation_and_std(covariance: Covariance) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,55 @@
+"""Live trials that run later give what they would have given at once."""
+
+from __future__ import annotations
+
+import torch
+
+from loka.kernels import device_of
+from loka.probe.error_log import ErrorLog
+from loka.probe.later import LaterTrials
+from loka.probe.live import LIVE_OUTPUTS, Captured, live_errors, site_generator
+from loka.probe.trial import trials_of
+from loka.vocab import Pass, Site
+
+
+def captured_of(n: int, k: int) -> Captured:
+    generator = torch.Generator().manual_seed(n)
+    x = torch.randn(300, k, generator=generator)
+    g = torch.randn(300, n, generator=generator) * 1e-3
+    w = torch.randn(n, k, generator=generator)
+    return Captured(x, w, x.abs().amax(), g, g.abs().amax())
+
+
+def test_the_weight_is_that_of_the_observed_step() -> None:
+    """Whether all of it is looked at or a part: the optimizer may change it in between."""
+    cpu = torch.device("cpu")
+    log = ErrorLog()
+    later = LaterTrials(log, cpu)
+    wanted = {}
+    for name, n, k in (("small", 32, 48), ("wide", LIVE_OUTPUTS + 128, 16), ("long", 16, LIVE_OUTPUTS + 256)):
+        captured = captured_of(n, k)
+        trials = trials_of(Site(name, "linear", n, k, False, 300), device_of(cpu))
+        wanted[name] = trials, live_errors(captured, trials, site_generator(0, name, "live/1"))
+        later.add(name, trials, captured, site_generator(0, name, "live/1"))
+        captured.w.mul_(0)
+    assert len(later) == 9
+    assert later.run(1)
+    assert len(later) == 8
+    later.run()
+    assert not later.run(1)
+    log.collect()
+    direct = ErrorLog()
+    for name, (trials, values) in wanted.items():
+        direct.add(name, trials, values)
+    direct.collect()
+    assert log.table() == direct.table()
+    assert set(log.table().pass_) == set(Pass)
+
+
+def test_passes_that_did_not_run_wait_for_nothing() -> None:
+    captured = captured_of(32, 48)
+    captured.g = captured.g_amax = None
+    later = LaterTrials(ErrorLog(), torch.device("cpu"))
+    trials = trials_of(Site("s", "linear", 32, 48, False, 300), device_of(torch.device("cpu")))
+    later.add("s", trials, captured, site_generator(0, "s", "t"))
+    assert len(later) == 1
