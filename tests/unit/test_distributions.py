@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from loka.errors import UsageError
+from loka.numerics import OperandStatistics
 from loka.numerics.covariance import Covariance
 from loka.numerics.marginals import Marginals
 from loka.probe.distributions import Copula, IndependentNormal, MatrixNormal, MultivariateNormal
-from loka.probe.distributions.copula import hermite_coefficients, latent_correlation
+from loka.probe.distributions.copula import hermite_coefficients, hermite_products, latent_correlation
 from loka.probe.distributions.correlated import CorrelatedNormal, nystroem_loadings
+from loka.probe.distributions.row_scales import RowScales
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -167,20 +169,89 @@ def test_hermite_coefficients_of_a_step_function_are_exact() -> None:
     # A feature that is 0 or 1 with equal shares: Q(Phi(z)) = [z > 0], so a_1 = phi(0), a_2 = 0 and
     # a_3 = E[He_3(z) ; z > 0] / sqrt(6) = -phi(0) / sqrt(6); its variance is 1/4.
     x = torch.tensor([[0.0], [1.0]]).repeat(50, 1)
-    found = hermite_coefficients(Marginals.of(x), orders=3)[0]
+    found = hermite_coefficients(Marginals.of(x), RowScales.none(), orders=3)[:, 0, 0]
     density = 1 / math.sqrt(2 * math.pi)
-    assert found.tolist() == pytest.approx([2 * density, 0, -2 * density / math.sqrt(6)], abs=1e-9)
+    assert found.tolist() == pytest.approx([0, 2 * density, 0, -2 * density / math.sqrt(6)], abs=1e-9)
+
+
+def test_hermite_coefficients_at_a_scale_are_those_of_the_squeezed_function() -> None:
+    g = generator(8)
+    x = torch.randn(3000, 1, generator=g).exp()
+    marginals = Marginals.of(x)
+    scales = RowScales(torch.tensor([0.2, 5.0]).double(), torch.tensor([0.7, 0.3]).double())
+    found = hermite_coefficients(marginals, scales, orders=2)[:, 0]
+    z = torch.linspace(-9, 9, 60001, dtype=torch.float64)[:, None]
+    weight = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
+    mean = x.double().mean()
+    hermite = (torch.ones_like(z), z, (z.square() - 1) / math.sqrt(2))
+    for column, level in enumerate((0.2, 5.0)):
+        squeezed = (marginals.quantile(scales.cdf(z * level)).double() - mean) / x.double().std()
+        expected = [float((squeezed * h * weight).sum()) for h in hermite]
+        assert found[:, column].tolist() == pytest.approx(expected, abs=0.03)
 
 
 def test_latent_correlation_of_two_signs_follows_the_arcsine_law() -> None:
     # Two signs of normal numbers with correlation r correlate by 2/pi arcsin r (Sheppard 1899).
     x = torch.tensor([[-1.0, -1.0], [1.0, 1.0]]).repeat(50, 1)
-    coefficients = hermite_coefficients(Marginals.of(x), orders=16)
+    products = hermite_products(Marginals.of(x), RowScales.none())
     for latent in (-0.6, 0.1, 0.5, 0.8):
         wanted = 2 / math.pi * math.asin(latent)
         matrix = torch.tensor([[1.0, wanted], [wanted, 1.0]], dtype=torch.float64)
-        found = latent_correlation(matrix, coefficients)[0, 1].item()
+        found = latent_correlation(matrix, products)[0, 1].item()
         assert found == pytest.approx(latent, abs=0.01)
+
+
+def test_rows_of_very_different_length_keep_their_directions() -> None:
+    # Gradients: a direction of normal numbers times a length over decades. Squeezed into a Gaussian copula,
+    # every row would be heavy-tailed in itself.
+    g = generator(9)
+    direction = torch.randn(6000, 2, generator=g) @ torch.randn(2, 24, generator=g)
+    x = direction * (3 * torch.randn(6000, 1, generator=g)).exp()
+    statistics = OperandStatistics.empty(24)
+    statistics.add(x)
+    exponents = statistics.moments.row_exponents
+    covariance, marginals = Covariance.of(x), Marginals.of(x)
+
+    def share_of_two(rows: torch.Tensor) -> float:
+        unit = (rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-30)).double()
+        values = torch.linalg.eigvalsh(unit.t() @ unit)
+        return float(values[-2:].sum() / values.sum())
+
+    elliptical = Copula.of(covariance, marginals, row_exponents=exponents).draw(4000, generator(1))
+    gaussian = Copula.of(covariance, marginals).draw(4000, generator(1))
+    assert share_of_two(x) > 0.999
+    assert share_of_two(elliptical) > 0.9
+    assert share_of_two(gaussian) < share_of_two(elliptical) - 0.1
+
+
+# --- row scales ---------------------------------------------------------------------------------------------
+
+
+def test_rows_of_one_length_have_no_scale() -> None:
+    x = low_rank_rows(2000, 32, 8)
+    statistics = OperandStatistics.empty(32)
+    statistics.add(x)
+    assert RowScales.of(statistics.moments.row_exponents, low_rank_rows(2000, 32, 8, seed=1)).is_none
+    assert RowScales.of(torch.zeros(64, dtype=torch.int64), x).is_none
+
+
+def test_row_scales_scatter_as_the_rows_do_beyond_normal_ones() -> None:
+    g = generator(10)
+    normal = torch.randn(20000, 16, generator=g)
+    x = normal * (2 * torch.randn(20000, 1, generator=g)).exp2()
+    statistics = OperandStatistics.empty(16)
+    statistics.add(x)
+    scales = RowScales.of(statistics.moments.row_exponents, normal)
+    drawn = scales.draw(40000, g).log2()
+    assert float(scales.weights.sum()) == pytest.approx(1)
+    assert float(drawn.std()) == pytest.approx(2, rel=0.05)
+
+
+def test_quantile_and_cdf_of_scaled_numbers_are_inverse() -> None:
+    scales = RowScales(torch.tensor([0.01, 1.0, 30.0]).double(), torch.tensor([0.5, 0.3, 0.2]).double())
+    u = torch.tensor([1e-6, 0.01, 0.3, 0.5, 0.7, 0.95, 1 - 1e-6], dtype=torch.float64)
+    torch.testing.assert_close(scales.cdf(scales.quantile(u)), u, rtol=1e-4, atol=1e-9)
+    assert scales.quantile(torch.tensor([0.0, 1.0]).double()).tolist() == [-math.inf, math.inf]
 
 
 # --- matrix normal ------------------------------------------------------------------------------------------

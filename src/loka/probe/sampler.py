@@ -53,7 +53,7 @@ def row_model(statistics: OperandStatistics, *, model: OperandModel = OperandMod
         return MultivariateNormal.of(covariance)
     if marginals is None:
         raise _missing("marginals", model)
-    return Copula.of(covariance, marginals)
+    return Copula.of(covariance, marginals, row_exponents=statistics.moments.row_exponents)
 
 
 def draw_rows(

@@ -1,15 +1,18 @@
-"""Gaussian copula: the learned marginals of every feature, held together by correlated normal numbers.
+"""Elliptical copula: the learned marginals of every feature, held together by correlated numbers.
 
-    x_f = Q_f(Phi(z_f))        z ~ N(0, R)
+    x_f = Q_f(F(s z_f))        z ~ N(0, R)
 
-Q_f is the quantile function of feature f (exact zeros, bounded ranges, heavy tails and all), Phi the normal
-distribution function. R is chosen so that x has the learned correlation, not z: squeezing z through Q_f
-weakens it. With the Hermite coefficients a_k(f) = E[Q_f(Phi(z)) He_k(z)] / sqrt(k!), by Mehler's formula,
+Q_f is the quantile function of feature f (exact zeros, bounded ranges, heavy tails and all), s a scale that
+the elements of a row share (see `row_scales`), F the distribution function of s z_f. Without a scale it is
+the Gaussian copula.
 
-    Cov(x_f, x_h) = sum_k a_k(f) a_k(h) R_fh^k
+R is chosen so that x has the learned correlation, not z: squeezing z through Q_f changes it. At one scale s
+the Hermite coefficients a_k(f, s) = E[Q_f(F(s z)) He_k(z)] / sqrt(k!) give, by Mehler's formula,
 
-which rises with R_fh and is solved for it pair by pair (Cario and Nelson 1997, "Modeling and generating
-random vectors with arbitrary marginal distributions and correlation matrix").
+    Cov(x_f, x_h) = sum_k E_s[a_k(f, s) a_k(h, s)] R_fh^k - E[x_f] E[x_h]
+
+which rises with R_fh and is solved for it pair by pair (for the Gaussian copula: Cario and Nelson 1997,
+"Modeling and generating random vectors with arbitrary marginal distributions and correlation matrix").
 """
 
 from __future__ import annotations
@@ -23,84 +26,126 @@ from torch import Tensor
 from loka.numerics.covariance import Covariance
 from loka.numerics.marginals import Marginals
 from loka.probe.distributions.correlated import CorrelatedNormal, correlation_and_std, nystroem_loadings
+from loka.probe.distributions.mvn import MultivariateNormal
+from loka.probe.distributions.row_scales import RowScales
 
-__all__ = ["Copula", "hermite_coefficients", "latent_correlation"]
+__all__ = ["Copula", "hermite_coefficients", "hermite_products", "latent_correlation"]
 
 ORDERS = 16
 _ITERATIONS = 10
+_NORMAL_ROWS = 2048
+_LEAST_IMPORTANCE = 1e-2
 _ELEMENTS_AT_ONCE = 2**23  # quantiles take about 50 bytes an element meanwhile
 
 
 @dataclass(slots=True)
 class Copula:
-    """Rows with learned marginals and correlation.
+    """Rows with learned marginals, correlation and row scales.
 
     Attributes:
         marginals: Histograms of every feature.
         normal: The correlated normal numbers behind them.
+        scales: Of the rows.
     """
 
     marginals: Marginals
     normal: CorrelatedNormal
+    scales: RowScales
 
     @classmethod
-    def of(cls, covariance: Covariance, marginals: Marginals) -> Copula:
-        """Fit by covariance and marginals of the same rows."""
+    def of(
+        cls, covariance: Covariance, marginals: Marginals, *, row_exponents: Tensor | None = None
+    ) -> Copula:
+        """Fit to the statistics of the same rows.
+
+        Args:
+            covariance: Full, or sketched above 2,048 features; then rows have no scale of their own.
+            marginals: Histograms of every feature.
+            row_exponents: int64 [bins], histogram of floor(log2 amax) of the rows; None for no scale.
+        """
         device = marginals.counts.device
-        orders = ORDERS if covariance.is_full else 1
-        coefficients = hermite_coefficients(marginals.to("cpu"), orders)
+        host = marginals.to("cpu")
         if covariance.is_full:
-            correlation, _ = correlation_and_std(covariance)
-            latent = latent_correlation(correlation, coefficients)
-            return cls(marginals, CorrelatedNormal.of_matrix(latent, device=device))
+            correlation, std = correlation_and_std(covariance)
+            scales = _row_scales(covariance, row_exponents)
+            latent = latent_correlation(correlation, hermite_products(host, scales))
+            # Large features make the product: where not every pair can have its correlation, theirs matter.
+            importance = (std / std.max().clamp(min=1e-300)).clamp(min=_LEAST_IMPORTANCE)
+            normal = CorrelatedNormal.of_matrix(latent, device=device, importance=importance)
+            return cls(marginals, normal, scales)
         loadings, std = nystroem_loadings(covariance)
         # To first order a correlation is a_1(f) a_1(h) R_fh: what squeezing takes is given in advance.
-        lost = (std * coefficients[:, 0]).clamp(min=1e-300)
-        normal = CorrelatedNormal.of_loadings(loadings / lost[:, None], device=device)
-        return cls(marginals, normal)
+        first = hermite_coefficients(host, RowScales.none(), orders=1)[1, :, 0]
+        normal = CorrelatedNormal.of_loadings(
+            loadings / (std * first).clamp(min=1e-300)[:, None], device=device
+        )
+        return cls(marginals, normal, RowScales.none())
 
     def draw(self, rows: int, generator: torch.Generator) -> Tensor:
         """fp32 [rows, F] on the marginals' device."""
         z = self.normal.draw(rows, generator)
+        if not self.scales.is_none:
+            z = z * self.scales.draw(rows, generator).float().to(z.device)
         at_once = max(_ELEMENTS_AT_ONCE // max(z.shape[1], 1), 1)
-        parts = [self.marginals.quantile(torch.special.ndtr(part.double())) for part in z.split(at_once)]
+        parts = [self.marginals.quantile(self.scales.cdf(part)) for part in z.split(at_once)]
         return torch.cat(parts) if parts else z
 
 
-def hermite_coefficients(marginals: Marginals, orders: int = ORDERS) -> Tensor:
-    """a_1 ... a_orders of every feature scaled to variance 1, fp64 [F, orders].
+def _row_scales(covariance: Covariance, row_exponents: Tensor | None) -> RowScales:
+    if row_exponents is None:
+        return RowScales.none()
+    # Which normal rows is of no matter, only how they scatter; always the same ones.
+    generator = torch.Generator().manual_seed(0)
+    normal = MultivariateNormal.of(covariance.to("cpu")).draw(_NORMAL_ROWS, generator)
+    return RowScales.of(row_exponents, normal)
 
-    A bin counts as its mean, so Q(Phi(z)) is a step function and the integrals are exact:
-    integral of He_k phi from z1 to z2 = He_(k-1)(z1) phi(z1) - He_(k-1)(z2) phi(z2).
+
+def hermite_coefficients(marginals: Marginals, scales: RowScales, *, orders: int = ORDERS) -> Tensor:
+    """a_0 ... a_orders of every feature at every scale, fp64 [orders + 1, F, L].
+
+    Of the feature with mean 0 and variance 1. A bin counts as its mean, so Q(F(s z)) is a step function of z
+    and the integrals are exact: that of He_k phi from z1 to z2 is the difference of He_(k-1) phi there.
     """
     left, right = marginals.spans()
     middle = (left + right) / 2
-    total = marginals.counts.sum(dim=1, keepdim=True).clamp(min=1)
-    share = marginals.counts.double() / total
-    mean = (share * middle).sum(dim=1, keepdim=True)
-    std = (share * (middle - mean).square()).sum(dim=1).sqrt()
-    bound = torch.nn.functional.pad(share.cumsum(dim=1), (1, 0)).clamp(0, 1)
-    z = torch.special.ndtri(bound).clamp(-38, 38)  # phi(38) is 0 in fp64
+    share = marginals.counts.double() / marginals.counts.sum(dim=1, keepdim=True).clamp(min=1)
+    centred = middle - (share * middle).sum(dim=1, keepdim=True)
+    centred = centred / (share * centred.square()).sum(dim=1, keepdim=True).sqrt().clamp(min=1e-300)
+    bound = scales.quantile(torch.nn.functional.pad(share.cumsum(dim=1), (1, 0)).clamp(0, 1))
+    by_level = [_coefficients_at(bound / level, centred, orders) for level in scales.levels.tolist()]
+    return torch.stack(by_level, dim=2)
+
+
+def _coefficients_at(bound: Tensor, values: Tensor, orders: int) -> Tensor:
+    """fp64 [orders + 1, F] of step functions with `values` [F, bins] between `bound` [F, bins + 1]."""
+    z = bound.clamp(-38, 38)  # phi(38) is 0 in fp64
     density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
-    previous, current = torch.zeros_like(z), torch.ones_like(z)  # normalised: h_(k-1) / sqrt((k-1)!)
-    out = []
+    previous, current = torch.zeros_like(z), torch.ones_like(z)  # He_k / sqrt(k!)
+    out = [(torch.special.ndtr(bound).diff(dim=1) * values).sum(dim=1)]
     for k in range(1, orders + 1):
         steps = (current * density).diff(dim=1).neg() / math.sqrt(k)
-        out.append((steps * (middle - mean)).sum(dim=1))
+        out.append((steps * values).sum(dim=1))
         previous, current = current, (z * current - math.sqrt(k - 1) * previous) / math.sqrt(k)
-    return torch.stack(out, dim=1) / std.clamp(min=1e-300)[:, None]
+    return torch.stack(out)
 
 
-def latent_correlation(correlation: Tensor, coefficients: Tensor) -> Tensor:
+def hermite_products(marginals: Marginals, scales: RowScales) -> list[Tensor]:
+    """E_s[a_k(f, s) a_k(h, s)] for k = 0 ... 16, each fp64 [F, F], and last what higher orders add.
+
+    That is taken as one more odd power, with what variance a feature has left.
+    """
+    coefficients = hermite_coefficients(marginals, scales)
+    products = [(a * scales.weights) @ a.t() for a in coefficients]
+    explained = torch.stack([p.diagonal() for p in products]).sum(dim=0)
+    rest = (1 - explained).clamp(min=0).sqrt()
+    return [*products, torch.outer(rest, rest)]
+
+
+def latent_correlation(correlation: Tensor, products: list[Tensor]) -> Tensor:
     """R [F, F] for which the copula has this correlation [F, F]; the nearest where none gives it.
 
-    Newton's method kept inside a bracket, all pairs at once. What the orders left out add is taken as one
-    more odd power.
+    Newton's method kept inside a bracket, all pairs at once.
     """
-    orders = coefficients.shape[1]
-    rest = (1 - coefficients.square().sum(dim=1)).clamp(min=0).sqrt()
-    products = [torch.outer(coefficients[:, k], coefficients[:, k]) for k in range(orders)]
-    products.append(torch.outer(rest, rest))
     latent = correlation.clone()
     low, high = torch.full_like(latent, -1), torch.ones_like(latent)
     for _ in range(_ITERATIONS):
@@ -108,8 +153,7 @@ def latent_correlation(correlation: Tensor, coefficients: Tensor) -> Tensor:
         for product in products[-2::-1]:  # Horner, highest order first
             slope = slope * latent + value
             value = value * latent + product
-        slope = slope * latent + value
-        excess = value * latent - correlation
+        excess = value - correlation
         low = torch.where(excess < 0, latent, low)
         high = torch.where(excess > 0, latent, high)
         step = latent - excess / slope.clamp(min=1e-6)
