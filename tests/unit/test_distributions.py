@@ -254,6 +254,13 @@ def test_quantile_and_cdf_of_scaled_numbers_are_inverse() -> None:
     assert scales.quantile(torch.tensor([0.0, 1.0]).double()).tolist() == [-math.inf, math.inf]
 
 
+def test_many_numbers_go_through_a_table_that_agrees() -> None:
+    scales = RowScales(torch.tensor([0.01, 1.0, 30.0]).double(), torch.tensor([0.5, 0.3, 0.2]).double())
+    z = torch.cat([torch.linspace(-500, 500, 10001), torch.linspace(-0.05, 0.05, 10001)]).view(2, -1)
+    alone = torch.cat([scales.cdf(part) for part in z.flatten().split(1000)]).view_as(z)
+    torch.testing.assert_close(scales.cdf(z), alone, rtol=0, atol=1e-5)
+
+
 # --- matrix normal ------------------------------------------------------------------------------------------
 
 
