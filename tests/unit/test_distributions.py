@@ -10,7 +10,7 @@ from loka.numerics import OperandStatistics
 from loka.numerics.covariance import Covariance
 from loka.numerics.marginals import Marginals
 from loka.probe.distributions import Copula, IndependentNormal, MatrixNormal, MultivariateNormal
-from loka.probe.distributions.copula import hermite_coefficients, hermite_products, latent_correlation
+from loka.probe.distributions.copula import hermite_coefficients, latent_correlation
 from loka.probe.distributions.correlated import CorrelatedNormal, nystroem_loadings
 from loka.probe.distributions.row_scales import RowScales
 
@@ -193,11 +193,12 @@ def test_hermite_coefficients_at_a_scale_are_those_of_the_squeezed_function() ->
 def test_latent_correlation_of_two_signs_follows_the_arcsine_law() -> None:
     # Two signs of normal numbers with correlation r correlate by 2/pi arcsin r (Sheppard 1899).
     x = torch.tensor([[-1.0, -1.0], [1.0, 1.0]]).repeat(50, 1)
-    products = hermite_products(Marginals.of(x), RowScales.none())
+    coefficients = hermite_coefficients(Marginals.of(x), RowScales.none())
+    weights = RowScales.none().weights
     for latent in (-0.6, 0.1, 0.5, 0.8):
         wanted = 2 / math.pi * math.asin(latent)
         matrix = torch.tensor([[1.0, wanted], [wanted, 1.0]], dtype=torch.float64)
-        found = latent_correlation(matrix, products)[0, 1].item()
+        found = latent_correlation(matrix, coefficients, weights)[0, 1].item()
         assert found == pytest.approx(latent, abs=0.01)
 
 

@@ -29,11 +29,12 @@ from loka.probe.distributions.correlated import CorrelatedNormal, correlation_an
 from loka.probe.distributions.mvn import MultivariateNormal
 from loka.probe.distributions.row_scales import RowScales
 
-__all__ = ["Copula", "hermite_coefficients", "hermite_products", "latent_correlation"]
+__all__ = ["Copula", "hermite_coefficients", "latent_correlation"]
 
 ORDERS = 16
-_ITERATIONS = 10
-_NORMAL_ROWS = 2048
+_ITERATIONS = 8
+_PAIRS_AT_ONCE = 2**16
+_NORMAL_ROWS = 512
 _LEAST_IMPORTANCE = 1e-2
 _ELEMENTS_AT_ONCE = 2**23  # quantiles take about 50 bytes an element meanwhile
 
@@ -64,18 +65,18 @@ class Copula:
             row_exponents: int64 [bins], histogram of floor(log2 amax) of the rows; None for no scale.
         """
         device = marginals.counts.device
-        host = marginals.to("cpu")
         if covariance.is_full:
             correlation, std = correlation_and_std(covariance)
             scales = _row_scales(covariance, row_exponents)
-            latent = latent_correlation(correlation, hermite_products(host, scales))
+            coefficients = hermite_coefficients(marginals, scales)
+            latent = latent_correlation(correlation, coefficients, scales.weights.to(device))
             # Large features make the product: where not every pair can have its correlation, theirs matter.
             importance = (std / std.max().clamp(min=1e-300)).clamp(min=_LEAST_IMPORTANCE)
             normal = CorrelatedNormal.of_matrix(latent, device=device, importance=importance)
             return cls(marginals, normal, scales)
         loadings, std = nystroem_loadings(covariance)
         # To first order a correlation is a_1(f) a_1(h) R_fh: what squeezing takes is given in advance.
-        first = hermite_coefficients(host, RowScales.none(), orders=1)[1, :, 0]
+        first = hermite_coefficients(marginals, RowScales.none(), orders=1)[1, :, 0].cpu()
         normal = CorrelatedNormal.of_loadings(
             loadings / (std * first).clamp(min=1e-300)[:, None], device=device
         )
@@ -96,7 +97,7 @@ def _row_scales(covariance: Covariance, row_exponents: Tensor | None) -> RowScal
         return RowScales.none()
     # Which normal rows is of no matter, only how they scatter; always the same ones.
     generator = torch.Generator().manual_seed(0)
-    normal = MultivariateNormal.of(covariance.to("cpu")).draw(_NORMAL_ROWS, generator)
+    normal = MultivariateNormal.of(covariance).draw(_NORMAL_ROWS, generator).cpu()
     return RowScales.of(row_exponents, normal)
 
 
@@ -111,7 +112,8 @@ def hermite_coefficients(marginals: Marginals, scales: RowScales, *, orders: int
     share = marginals.counts.double() / marginals.counts.sum(dim=1, keepdim=True).clamp(min=1)
     centred = middle - (share * middle).sum(dim=1, keepdim=True)
     centred = centred / (share * centred.square()).sum(dim=1, keepdim=True).sqrt().clamp(min=1e-300)
-    bound = scales.quantile(torch.nn.functional.pad(share.cumsum(dim=1), (1, 0)).clamp(0, 1))
+    below = torch.nn.functional.pad(share.cumsum(dim=1), (1, 0)).clamp(0, 1)
+    bound = scales.quantile(below.cpu()).to(below.device)
     by_level = [_coefficients_at(bound / level, centred, orders) for level in scales.levels.tolist()]
     return torch.stack(by_level, dim=2)
 
@@ -129,35 +131,46 @@ def _coefficients_at(bound: Tensor, values: Tensor, orders: int) -> Tensor:
     return torch.stack(out)
 
 
-def hermite_products(marginals: Marginals, scales: RowScales) -> list[Tensor]:
-    """E_s[a_k(f, s) a_k(h, s)] for k = 0 ... 16, each fp64 [F, F], and last what higher orders add.
-
-    That is taken as one more odd power, with what variance a feature has left.
-    """
-    coefficients = hermite_coefficients(marginals, scales)
-    products = [(a * scales.weights) @ a.t() for a in coefficients]
-    explained = torch.stack([p.diagonal() for p in products]).sum(dim=0)
-    rest = (1 - explained).clamp(min=0).sqrt()
-    return [*products, torch.outer(rest, rest)]
-
-
-def latent_correlation(correlation: Tensor, products: list[Tensor]) -> Tensor:
+def latent_correlation(correlation: Tensor, coefficients: Tensor, weights: Tensor) -> Tensor:
     """R [F, F] for which the copula has this correlation [F, F]; the nearest where none gives it.
 
-    Newton's method kept inside a bracket, all pairs at once.
+    Newton's method kept inside a bracket, all pairs at once, a few rows of the matrix at a time so that they
+    stay in the cache. What higher orders add is taken as one more odd power, with what variance a feature has
+    left.
+
+    Args:
+        correlation: fp64 [F, F].
+        coefficients: fp64 [orders + 1, F, L], of `hermite_coefficients`.
+        weights: fp64 [L], shares of the scales.
     """
-    latent = correlation.clone()
+    explained = (coefficients.square() * weights).sum(dim=(0, 2))
+    rest = (1 - explained).clamp(min=0).sqrt()
+    weighted = coefficients * weights
+    rows = max(_PAIRS_AT_ONCE // max(correlation.shape[0], 1), 1)
+    parts = []
+    for first in range(0, correlation.shape[0], rows):
+        some = slice(first, first + rows)
+        products = [a @ b.t() for a, b in zip(weighted[:, some], coefficients, strict=True)]
+        products.append(torch.outer(rest[some], rest))
+        parts.append(_solve(correlation[some], products))
+    latent = torch.cat(parts)
+    latent.diagonal().fill_(1)
+    return (latent + latent.t()) / 2
+
+
+def _solve(wanted: Tensor, products: list[Tensor]) -> Tensor:
+    """Solve for x in [-1, 1]: sum_k products[k] x^k = wanted, element by element."""
+    latent = wanted.clone()
     low, high = torch.full_like(latent, -1), torch.ones_like(latent)
     for _ in range(_ITERATIONS):
         value, slope = products[-1].clone(), torch.zeros_like(latent)
         for product in products[-2::-1]:  # Horner, highest order first
-            slope = slope * latent + value
-            value = value * latent + product
-        excess = value - correlation
+            slope.mul_(latent).add_(value)
+            value.mul_(latent).add_(product)
+        excess = value - wanted
         low = torch.where(excess < 0, latent, low)
         high = torch.where(excess > 0, latent, high)
         step = latent - excess / slope.clamp(min=1e-6)
         inside = (step > low) & (step < high)
         latent = torch.where(excess == 0, latent, torch.where(inside, step, (low + high) / 2))
-    latent.diagonal().fill_(1)
-    return (latent + latent.t()) / 2
+    return latent

@@ -1,7 +1,8 @@
 """Correlated normal numbers: a factor of a correlation matrix, full or of low rank, and draws from it.
 
-Shapes: F features, R directions. Everything is worked out in fp64 on the CPU and only then moved, so that a
-draw is the same on every device up to the rounding of one product.
+Shapes: F features, R directions. Worked out in fp64; factors are made unique (a Cholesky factor, the signs of
+directions) and the numbers behind a draw come from the CPU, so that it is the same on every device but for
+rounding.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from loka.numerics.covariance import RANK, Covariance, sketch_signs
 
 __all__ = ["CorrelatedNormal", "correlation_and_std", "normal_numbers", "nystroem_loadings"]
 
-_JITTERS = (1e-9, 1e-7, 1e-6)
+_JITTERS = (1e-9, 1e-7, 1e-6, 1e-5)
 _CORE_FLOOR = 1e-6  # eigenvalues of a sketch's core below this share of the largest are fp32 rounding
 
 
@@ -46,10 +47,10 @@ class CorrelatedNormal:
             importance: fp64 [F], positive: how closely each feature is to be kept where not all can be; all
                 alike by default.
         """
-        matrix = correlation.cpu().double()
+        matrix = correlation.double()
         factor = _cholesky(matrix)
         if factor is None:
-            by = torch.ones_like(matrix[0]) if importance is None else importance.cpu().double()
+            by = torch.ones_like(matrix[0]) if importance is None else importance.double()
             values, vectors = torch.linalg.eigh(matrix * by[:, None] * by)
             root = vectors * values.clamp(min=0).sqrt() / by[:, None]
             root = root / root.square().sum(dim=1, keepdim=True).sqrt().clamp(min=1e-12)
@@ -90,12 +91,12 @@ def normal_numbers(rows: int, columns: int, generator: torch.Generator, *, devic
 
 
 def correlation_and_std(covariance: Covariance) -> tuple[Tensor, Tensor]:
-    """Of a full covariance: correlation fp64 [F, F] and sample standard deviation fp64 [F], on the CPU.
+    """Of a full covariance: correlation fp64 [F, F] and sample standard deviation fp64 [F].
 
     A constant feature has deviation 0 and correlates with nothing.
     """
     freedom = max(int(covariance.count) - 1, 1)
-    matrix = covariance.scatter.cpu().double() / freedom
+    matrix = covariance.scatter.double() / freedom
     matrix = (matrix + matrix.t()) / 2
     std = matrix.diagonal().clamp(min=0).sqrt()
     inverse = torch.where(std > 0, 1 / std.clamp(min=1e-300), 0.0)
@@ -128,7 +129,7 @@ def nystroem_loadings(covariance: Covariance, rank: int = RANK) -> tuple[Tensor,
 
 
 def _cholesky(matrix: Tensor) -> Tensor | None:
-    """A lower factor of the matrix with as little added to its diagonal as it needs, or None beyond 1e-6."""
+    """A lower factor of the matrix with as little added to its diagonal as it needs, or None beyond 1e-5."""
     for jitter in _JITTERS:
         scaled = matrix / (1 + jitter)
         scaled.diagonal().fill_(1)
