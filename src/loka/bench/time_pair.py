@@ -78,23 +78,6 @@ class PairTimer:
             pair, able, times, unfit=unfit, refused=refused, rounds=self.rounds, peak=peak_of(device.name)
         )
 
-    def try_once(self, pair: Pair, kernel: Kernel) -> str:
-        """Vet the kernel and run all that will be timed of it once, which compiles it; why it cannot be.
-
-        Raises:
-            DeviceLostError: where it leaves the device unusable.
-        """
-        unfit = self._why_unfit(kernel, pair.problem)
-        if unfit:
-            return unfit
-
-        def run() -> None:
-            _work(pair, self.where).total(kernel)()
-            if self.where.type == "cuda":
-                torch.cuda.synchronize(self.where)
-
-        return attempt(kernel.name, run, where=self.where)[1]
-
     @contextlib.contextmanager
     def _counted(self, what: str) -> Iterator[None]:
         begun = time.monotonic()

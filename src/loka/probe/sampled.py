@@ -8,6 +8,8 @@ M and is tried at each.
 from __future__ import annotations
 
 import functools
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,14 +22,16 @@ from loka.probe.live import LIVE_ROWS, Captured, KeptCasts, live_errors, site_ge
 from loka.probe.observer import SiteObservation
 from loka.probe.sampler import OperandModel, RowModel, row_model
 from loka.probe.trial import Trial, kernel_trials_of
+from loka.probe.trial_tasks import trial_key, trial_problem, wgrad_rows
 from loka.timing import attempt
 from loka.vocab import Device, Operand, Pass, Site
 
-__all__ = ["MAX_DRAWS", "MAX_WGRAD_ROWS", "MIN_DRAWS", "sample_errors"]
+__all__ = ["MAX_DRAWS", "MIN_DRAWS", "sample_errors"]
+
+_log = logging.getLogger("loka.probe")
 
 MIN_DRAWS, MAX_DRAWS = 3, 20
 SETTLED_DB = 0.2  # width of the 90 % interval of SQNR at which no more is drawn
-MAX_WGRAD_ROWS = 8192
 SAMPLED = "sampled"
 
 
@@ -53,9 +57,10 @@ def sample_errors(
         observed: Statistics by site.
         log: Where errors go.
         device: The machine.
-        rows_of: The M at which a site's weight gradient is tried; above 8,192 it is tried at 8,192.
+        rows_of: The M at which a site's weight gradient is tried, where `wgrad_rows` allows as many.
         seed: Of the draws, with the site's name.
-        left_out: Kernels not to run, as `name` or `name:pass`, with the reason.
+        left_out: What not to run, with the reason: `name`, `name:pass`, or a single trial as `trial_key`
+            gives it.
 
     Returns:
         Notes: a kernel that failed, and sites that were drawn without what a copula needs.
@@ -65,7 +70,8 @@ def sample_errors(
     """
     log.drop(SAMPLED)
     failures: dict[tuple[str, Pass], str] = {}
-    plain: list[str] = []
+    not_tried, plain = dict(left_out or {}), list[str]()
+    begun, spent = time.monotonic(), _Seconds()
     for site in sites:
         learned = observed.get(site.name)
         if learned is None or not _has_rows(learned.operands.get(Operand.INPUT)):
@@ -73,9 +79,13 @@ def sample_errors(
         drawn = _Site(site, weight_of(site.name), learned, device, seed)
         if drawn.model is not OperandModel.COPULA:
             plain.append(site.name)
-        drawn.choose(rows_of(site), left_out or {})
+        drawn.choose(rows_of(site), not_tried)
         drawn.run(log)
+        _log.debug("drawn trials of `%s`: %s", site.name, drawn.seconds)
+        spent.add(drawn.seconds)
+        not_tried.update(drawn.failed_trials)
         failures = {**drawn.failures, **failures}  # the first site's words
+    _log.info("drawn trials of %d sites in %.1f s: %s", len(sites), time.monotonic() - begun, spent)
     notes = list(failures.values())
     if plain:
         shown = ", ".join(f"`{name}`" for name in plain[:3]) + (", ..." if len(plain) > 3 else "")
@@ -112,8 +122,35 @@ class _Operand:
 
 
 @dataclass(slots=True)
+class _Seconds:
+    """Where they went; draws and trials end with a wait for the device only where numbers are read."""
+
+    fitting: float = 0.0
+    drawing: float = 0.0
+    trying: float = 0.0
+    draws: int = 0
+    trials: int = 0
+
+    def add(self, other: _Seconds) -> None:
+        for name in ("fitting", "drawing", "trying", "draws", "trials"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def __str__(self) -> str:
+        return (
+            f"fitting {self.fitting:.2f} s, {self.draws} draws {self.drawing:.2f} s, "
+            f"{self.trials} trials {self.trying:.2f} s"
+        )
+
+
+@dataclass(slots=True)
 class _Site:
-    """The trials of one site."""
+    """The trials of one site.
+
+    Attributes:
+        failures: Why a kernel failed in a pass, in words for a note.
+        failed_trials: The same by trial, as `trial_key` gives it: another site need not try it again.
+        seconds: Where they went.
+    """
 
     site: Site
     weight: Tensor
@@ -121,6 +158,8 @@ class _Site:
     device: Device
     seed: int
     failures: dict[tuple[str, Pass], str] = field(default_factory=dict)
+    failed_trials: dict[str, str] = field(default_factory=dict)
+    seconds: _Seconds = field(default_factory=_Seconds)
     _open: dict[int, list[Trial]] = field(default_factory=dict)  # m to the trials to go on with
 
     @property
@@ -143,24 +182,26 @@ class _Site:
         row_wise = tuple(p for p in (Pass.FWD, Pass.DGRAD) if p in passes)
         chosen = {0: kernel_trials_of(replace(self.site, rows=LIVE_ROWS), self.device, row_wise)}
         if Pass.WGRAD in passes:
-            for m in sorted({min(m, MAX_WGRAD_ROWS) for m in rows if m > 0}):
+            for m in wgrad_rows(self.site, rows):
                 chosen[m] = kernel_trials_of(replace(self.site, rows=m), self.device, (Pass.WGRAD,))
         self._open = {
-            m: [
-                t
-                for t in trials
-                if t.kernel.name not in left_out and f"{t.kernel.name}:{t.pass_}" not in left_out
-            ]
-            for m, trials in chosen.items()
+            m: [t for t in trials if not left_out.keys() & self._names(t, m)] for m, trials in chosen.items()
         }
+
+    def _names(self, trial: Trial, m: int) -> set[str]:
+        """What would leave a trial out."""
+        kernel = trial.kernel.name
+        return {kernel, f"{kernel}:{trial.pass_}", trial_key(kernel, trial_problem(self.site, trial, m))}
 
     def run(self, log: ErrorLog) -> None:
         """Draw until everything has settled."""
         statistics, model = self._statistics(), self.model
+        begun = time.monotonic()
         x_of = _Operand.of(statistics[Operand.INPUT], model)
         g_of = (
             _Operand.of(statistics[Operand.GRAD_OUTPUT], model) if Operand.GRAD_OUTPUT in statistics else None
         )
+        self.seconds.fitting += time.monotonic() - begun
         kept: KeptCasts = {}
         for draw in range(MAX_DRAWS):
             self._open = {m: left for m, left in self._open.items() if left}
@@ -168,22 +209,35 @@ class _Site:
                 return
             generator = site_generator(self.seed, self.site.name, f"draw/{draw}")
             needed = max(LIVE_ROWS if m == 0 else m for m in self._open)
+            begun = time.monotonic()
             x, x_amax = x_of.draw(needed, generator)
-            g, g_amax = g_of.draw(needed, generator) if g_of is not None else (None, None)
+            g, g_amax = self._gradient(g_of, needed, generator)
+            self.seconds.drawing += time.monotonic() - begun
+            self.seconds.draws += 1
+            begun = time.monotonic()
             for m, trials in self._open.items():
                 rows = m or LIVE_ROWS
                 passes = frozenset(trial.pass_ for trial in trials)
                 captured = Captured(
                     x[:rows], self.weight, x_amax, None if g is None else g[:rows], g_amax, passes
                 )
-                for trial, values in self._tried(captured, trials, generator, kept):
+                self.seconds.trials += len(trials)
+                for trial, values in self._tried(captured, trials, generator, kept, m):
                     log.add(self.site.name, [trial], values, source=SAMPLED, m=m)
             log.collect()
+            self.seconds.trying += time.monotonic() - begun
             if draw + 1 >= MIN_DRAWS:
                 self._close_settled(log)
 
+    def _gradient(
+        self, g_of: _Operand | None, rows: int, generator: torch.Generator
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Drawn only while a pass is open that takes it."""
+        needs = any(trial.pass_ is not Pass.FWD for trials in self._open.values() for trial in trials)
+        return g_of.draw(rows, generator) if g_of is not None and needs else (None, None)
+
     def _tried(
-        self, captured: Captured, trials: list[Trial], generator: torch.Generator, kept: KeptCasts
+        self, captured: Captured, trials: list[Trial], generator: torch.Generator, kept: KeptCasts, m: int
     ) -> Iterator[tuple[Trial, Tensor]]:
         """Each trial with its numbers [1, 9]; one that fails is noted and not tried again.
 
@@ -208,6 +262,7 @@ class _Site:
             if row is not None:
                 yield trial, row
                 continue
+            self.failed_trials[trial_key(trial.kernel.name, trial_problem(self.site, trial, m))] = failure
             self.failures.setdefault(
                 (trial.kernel.name, trial.pass_),
                 f"{trial.kernel.name} failed on drawn operands at {trial.pass_} of `{self.site.name}`: "

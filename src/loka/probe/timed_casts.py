@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -13,12 +14,15 @@ from loka.kernels import cast
 from loka.kernels.preparing import CastTask, Prepared
 from loka.numerics import format_of
 from loka.probe.timed_problems import timed_kernels, timed_problems
+from loka.probe.timing_cost import Spent
 from loka.timing import measure_or_reason
 from loka.vocab import PASS_OPERANDS, Device, Operand, OperandSpec, Pass, Site
 
 __all__ = ["cast_tasks", "time_casts"]
 
-_ROUNDS = 20
+_log = logging.getLogger("loka.probe")
+
+_ROUNDS, _LEAST_ROUNDS, _BUDGET_US = 20, 5, 10_000.0  # as for products
 
 # Shape and dtype of a tensor to the casts that are wanted of it.
 _Wanted = dict[tuple[int, int, torch.dtype], dict[tuple[OperandSpec, ...], None]]
@@ -63,7 +67,7 @@ def time_casts(
     Raises:
         DeviceLostError: where a cast leaves the GPU unusable.
     """
-    table, notes = CastTable(), dict[str, None]()
+    table, notes, spent = CastTable(), dict[str, None](), Spent()
     for (rows, columns, dtype), spec_sets in _wanted(sites, device, dtypes).items():
         on_shape(f"casts {rows}x{columns}")
         generator = torch.Generator(device=where).manual_seed(0)
@@ -71,12 +75,16 @@ def time_casts(
         names = {specs: " and ".join(map(repr, specs)) for specs in spec_sets}
         failed = _failed_before(rows, columns, dtype, names, prepared)
         calls = {name: _cast_call(x, specs) for specs, name in names.items() if name not in failed}
-        measured = measure_or_reason(calls, device=where, rounds=_ROUNDS)
+        measured = measure_or_reason(
+            calls, device=where, rounds=_ROUNDS, budget_us=_BUDGET_US, least_rounds=_LEAST_ROUNDS
+        )
+        shown = {name: " and ".join(map(str, specs)) for specs, name in names.items()}
+        cost = spent.add(measured, shown=shown)
+        _log.debug("casts %dx%d: %s", rows, columns, cost)
         for specs, name in names.items():
             if name not in measured.timings:
-                shown = " and ".join(map(str, specs))
                 reason = failed.get(name) or measured.reasons[name]
-                notes[f"cast of {rows}x{columns} to {shown} failed: {reason}"] = None
+                notes[f"cast of {rows}x{columns} to {shown[name]} failed: {reason}"] = None
                 continue
             table.device.append(device.name)
             table.rows.append(rows)
@@ -85,6 +93,7 @@ def time_casts(
             table.producer.append("memory")
             table.specs.append(list(specs))
             table.p50_us.append(measured.timings[name].p50_us)
+    _log.info("casts: %s", spent)
     return table, list(notes)
 
 

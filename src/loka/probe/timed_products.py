@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -13,14 +15,19 @@ from loka.kernels import HIGH_PRECISION, Kernel, cast
 from loka.kernels.preparing import Prepared, Preparer, ProductTask, kernel_type
 from loka.numerics import Quantized, format_of, torch_dtype
 from loka.probe.timed_problems import timed_kernels, timed_problems
+from loka.probe.timing_cost import Spent
 from loka.timing import Timing, measure_or_reason
 from loka.vocab import Device, Format, GemmProblem, Operand, OperandSpec, Site, shape_class
 
 __all__ = ["product_tasks", "time_products"]
 
-_ROUNDS = 20
-# Three times slower than the fastest after three rounds is no candidate; going on would only cost time.
-_DROP_SLOWER_THAN = 3.0
+_log = logging.getLogger("loka.probe")
+
+# At most 20 samples, and for long calls as many as this takes, at least 5: with 20 samples of a call of 3 ms
+# by 15 kernels a shape would take a second.
+_ROUNDS, _LEAST_ROUNDS, _BUDGET_US = 20, 5, 10_000.0
+# Three times slower than the fastest after two rounds is no candidate; going on would only cost time.
+_DROP_SLOWER_THAN, _DROP_AFTER = 3.0, 2
 
 
 def product_tasks(
@@ -66,7 +73,7 @@ def time_products(
     Raises:
         DeviceLostError: where a kernel leaves the GPU unusable.
     """
-    table, notes = ProductTable(), _Notes()
+    table, notes, spent = ProductTable(), _Notes(), Spent()
     prepared, preparer = prepared or Prepared(), Preparer(where)
     for problem in _problems(sites, dtypes):
         on_shape(f"{problem.pass_} {problem.key}")
@@ -87,13 +94,19 @@ def time_products(
             device=where,
             rounds=_ROUNDS,
             drop_slower_than=_DROP_SLOWER_THAN,
+            drop_after=_DROP_AFTER,
             keep=(HIGH_PRECISION,),
+            budget_us=_BUDGET_US,
+            least_rounds=_LEAST_ROUNDS,
         )
+        cost = spent.add(measured, making=operands.seconds)
+        _log.debug("%s %s: %s", problem.pass_, problem.key, cost)
         for name, timing in measured.timings.items():
             _add_product(table, device, problem, name, timing, vetted[name])
         for name, reason in measured.reasons.items():
             if name not in measured.timings:  # one that was too slow has a time, and no need of more samples
                 notes.add(kernels[name], problem, "failed", reason)
+    _log.info("products: %s", spent)
     return table, notes.texts
 
 
@@ -130,11 +143,18 @@ class _Notes:
 
 
 class _Operands:
-    """The operands of one problem, each spec cast once for all the kernels that take it."""
+    """The operands of one problem: each is drawn once, and cast once for all the kernels that take a spec.
+
+    Attributes:
+        problem: The problem.
+        seconds: Of the host, so far: what casts compile, not how long they run.
+    """
 
     def __init__(self, problem: GemmProblem, where: torch.device) -> None:
         self.problem = problem
+        self.seconds = 0.0
         self._where = where
+        self._drawn: dict[tuple[int, bool], Tensor] = {}
         self._made: dict[tuple[int, OperandSpec], Quantized] = {}
 
     def of(self, kernel: Kernel) -> tuple[Quantized, Quantized]:
@@ -144,9 +164,20 @@ class _Operands:
 
     def _one(self, rows: int, side: int, spec: OperandSpec) -> Quantized:
         if (side, spec) not in self._made:
-            generator = torch.Generator(device=self._where).manual_seed(side)
-            self._made[side, spec] = cast(_operand(rows, self.problem.k, spec, generator), (spec,))[0]
+            begun = time.monotonic()
+            self._made[side, spec] = cast(self._tensor(rows, side, transposed=spec.transposed), (spec,))[0]
+            self.seconds += time.monotonic() - begun
         return self._made[side, spec]
+
+    def _tensor(self, rows: int, side: int, *, transposed: bool) -> Tensor:
+        """The tensor that autograd would hold: its transpose where the spec says so."""
+        if (side, transposed) not in self._drawn:
+            generator = torch.Generator(device=self._where).manual_seed(side)
+            shape = (self.problem.k, rows) if transposed else (rows, self.problem.k)
+            self._drawn[side, transposed] = torch.randn(
+                shape, generator=generator, device=self._where, dtype=torch.bfloat16
+            )
+        return self._drawn[side, transposed]
 
 
 def _product_call(operands: _Operands, kernel: Kernel) -> Callable[[], object]:
@@ -160,12 +191,6 @@ def _product_call(operands: _Operands, kernel: Kernel) -> Callable[[], object]:
         return kernel.matmul(*ready[0], out_dtype=out_dtype)
 
     return call
-
-
-def _operand(rows: int, k: int, spec: OperandSpec, generator: torch.Generator) -> Tensor:
-    """The tensor that autograd would hold: its transpose where the spec says so."""
-    shape = (k, rows) if spec.transposed else (rows, k)
-    return torch.randn(shape, generator=generator, device=generator.device, dtype=torch.bfloat16)
 
 
 def _add_product(

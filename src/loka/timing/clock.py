@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -35,10 +35,14 @@ class Measured:
     Attributes:
         timings: One for each candidate that ran. A dropped one has fewer samples than the others.
         reasons: Why a candidate has no timing, or was dropped.
+        ready_s: Seconds until a candidate could be timed: warm-up and what it compiles or loads, capture.
+        rounds_s: Seconds of all rounds together.
     """
 
     timings: dict[str, Timing] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    ready_s: dict[str, float] = field(default_factory=dict)
+    rounds_s: float = 0.0
 
 
 def measure(
@@ -82,6 +86,8 @@ def measure_or_reason(
     drop_slower_than: float | None = None,
     drop_after: int = 3,
     keep: Collection[str] = (),
+    budget_us: float | None = None,
+    least_rounds: int = 5,
 ) -> Measured:
     """As `measure`, but a candidate that fails is left out with the text of its failure.
 
@@ -93,6 +99,9 @@ def measure_or_reason(
             fastest; None drops none.
         drop_after: Rounds after which that is decided, once.
         keep: Candidates that are not dropped.
+        budget_us: A candidate whose samples together took as long gets no more of them: a long call needs
+            fewer, since what disturbs it averages out within. None gives every candidate all rounds.
+        least_rounds: Samples that it gets whatever they take.
 
     Raises:
         UsageError: for no rounds.
@@ -100,20 +109,34 @@ def measure_or_reason(
     """
     _check_rounds("measure_or_reason", rounds)
     where = torch.device(device)
+    stop = _Stop(drop_slower_than, drop_after, frozenset(keep), budget_us, least_rounds)
     with _clock_on(where) as clock:
         measured, timers = _timers(candidates, clock, where)
-        samples = _rounds(
-            timers, measured.reasons, where, rounds, _Drop(drop_slower_than, drop_after, frozenset(keep))
-        )
-    measured.timings.update({n: Timing(tuple(values), timers[n][1]) for n, values in samples.items()})
-    return measured
+        begun = time.monotonic()
+        samples = _rounds(timers, measured.reasons, where, rounds, stop)
+        rounds_s = time.monotonic() - begun
+    timings = {name: Timing(tuple(values), timers[name][1]) for name, values in samples.items()}
+    return Measured(timings, measured.reasons, measured.ready_s, rounds_s)
 
 
 @dataclass(frozen=True, slots=True)
-class _Drop:
+class _Stop:
+    """Who gets no more samples, and when."""
+
     slower_than: float | None
     after: int
     keep: frozenset[str]
+    budget_us: float | None
+    least_rounds: int
+
+    def has_enough(self, samples: Sequence[float]) -> bool:
+        return self.budget_us is not None and (
+            len(samples) >= self.least_rounds and sum(samples) >= self.budget_us
+        )
+
+    def decides(self, rounds_done: int, rounds: int) -> bool:
+        """Whether it is time to drop."""
+        return self.slower_than is not None and rounds_done == self.after < rounds
 
 
 def _timers(
@@ -122,7 +145,9 @@ def _timers(
     measured = Measured()
     timers: dict[str, _Timer] = {}
     for name, call in candidates.items():
+        begun = time.monotonic()
         timer, reason = attempt(name, functools.partial(_ready, clock, call), where=where)
+        measured.ready_s[name] = time.monotonic() - begun
         if timer is None:
             measured.reasons[name] = reason
         else:
@@ -131,7 +156,7 @@ def _timers(
 
 
 def _rounds(
-    timers: Mapping[str, _Timer], reasons: dict[str, str], where: torch.device, rounds: int, drop: _Drop
+    timers: Mapping[str, _Timer], reasons: dict[str, str], where: torch.device, rounds: int, stop: _Stop
 ) -> dict[str, list[float]]:
     """The samples; whoever fails or is dropped is told in `reasons`."""
     samples: dict[str, list[float]] = {name: [] for name in timers}
@@ -145,11 +170,12 @@ def _rounds(
                 del samples[name]
             else:
                 samples[name].append(value)
-        if drop.slower_than is not None and round_ + 1 == drop.after < rounds:
-            for name, reason in _too_slow({n: samples[n] for n in running}, drop.slower_than).items():
-                if name not in drop.keep:
+        if stop.decides(round_ + 1, rounds) and stop.slower_than is not None:
+            for name, reason in _too_slow({n: samples[n] for n in running}, stop.slower_than).items():
+                if name not in stop.keep:
                     reasons[name] = reason
                     running.remove(name)
+        running = [name for name in running if not stop.has_enough(samples[name])]
     return samples
 
 
