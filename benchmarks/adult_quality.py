@@ -10,8 +10,10 @@ the forward on the frozen model (Probe's `evaluate`), those of groups of passes 
 both kinds of gradients, and the forward in each recipe that a plan may choose.
 
 Nothing is chosen on test rows: groups are retrained on seeds 1000.. and judged on validation rows, the number
-of epochs is the one with the least validation loss of bf16 on seeds 1000-1002, and the plan follows from
-these. The test rows and the seeds 0.. only judge. Every run leaves a file in FOLDER and is not done again.
+of epochs is the one with the least validation loss of bf16 on seeds 1000-1002 among `--epochs`, and the plan
+follows from these. By default rows are passed once, as click models are trained: the noise between two arms
+grows with every further pass. The test rows and the seeds 100.. only judge. Every run leaves a file in FOLDER
+and is not done again.
 
 What naive FP8 costs depends on the scale of the dense features, so `--dense` may be given several times. The
 one whose naive plan costs validation rows of the planning seeds most surely (mean less 1.64 standard errors,
@@ -37,6 +39,7 @@ from adult_study import (
     ARMS,
     EPOCH_SEEDS,
     EVERYTHING,
+    FIRST_JUDGING_SEED,
     FIRST_PLANNING_SEED,
     LOOKS,
     Dense,
@@ -96,7 +99,7 @@ def run_study(study: Study, *, workers: int) -> tuple[dict[str, float], dict[str
     spread(
         workers,
         judge_task,
-        [(study, seed, arm, epochs) for seed in range(study.judging_seeds) for arm in ARMS],
+        [(study, seed, arm, epochs) for seed in study.judged_seeds for arm in ARMS],
     )
     against = {"naive": "bf16", "planned": "bf16", "bf16": "fp32"}
     by_arm = {
@@ -132,7 +135,7 @@ def run_study(study: Study, *, workers: int) -> tuple[dict[str, float], dict[str
             "retrained": [FIRST_PLANNING_SEED, study.planning_seeds],
             "retrained_by_block": [FIRST_PLANNING_SEED, study.block_seeds],
             "epochs": [FIRST_PLANNING_SEED, EPOCH_SEEDS],
-            "judged": [0, study.judging_seeds],
+            "judged": [FIRST_JUDGING_SEED, study.judging_seeds],
         },
         "validation_loss_by_epoch": curves,
         "changes_percent": {
@@ -214,16 +217,21 @@ def main() -> None:
         choices=list(Dense),
         help="form of Adult's numbers; repeatable (default: log1p and standardised)",
     )
+    parser.add_argument("--epochs", type=int, default=1, help="passes over the rows, at most")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--commit", help="of the code, where the checkout does not say")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     _one_thread()
     forms = args.dense or [Dense.LOG1P, Dense.STANDARDISED]
-    studies = [Study(f"adult_{d}", "adult", d, args.scratch, 4, 2, 40, 20, 40) for d in dict.fromkeys(forms)]
+    epochs = args.epochs
+    studies = [
+        Study(f"adult_{d}", "adult", d, args.scratch, epochs, min(epochs, 2), 40, 20, 40)
+        for d in dict.fromkeys(forms)
+    ]
     if args.movielens is not None:
         data = f"movielens:{args.movielens}"
-        studies.append(Study("movielens", data, Dense.STANDARDISED, args.scratch, 2, 1, 20, 0, 10))
+        studies.append(Study("movielens", data, Dense.STANDARDISED, args.scratch, epochs, 1, 20, 0, 10))
     found: dict[str, dict[str, float]] = {}
     details: dict[str, Any] = {}
     environment = describe_environment()
