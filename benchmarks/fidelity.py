@@ -53,7 +53,7 @@ from loka.recsys.training.config import ComputeDtype
 from loka.recsys.training.predict import forward
 from loka.recsys.training.step import StepInfo, click_loss
 from loka.sites import plannable_linears
-from loka.vocab import Granularity, Operand, Pass, Site
+from loka.vocab import NARROW, Granularity, Operand, Pass, Site
 
 METHODS = ("live", "trailing", "copula", "mvn", "published", "normal")
 LIMITS_DB = (0.5, 1.0)
@@ -125,6 +125,7 @@ class Record:
         pass_: Which product.
         recipe: Recipe keys of both operands and accumulation.
         real_db: On the held-out batches, mean over them.
+        narrow: The site has fewer than 16 inputs or outputs: no plan takes it to FP8.
         spread_db: Standard deviation of the real SQNR over single held-out batches.
         predicted_db: By method, mean over batches or draws.
         off_sums_db: By method, predicted less real where signals and noises are added up instead.
@@ -135,6 +136,7 @@ class Record:
     site: str
     pass_: Pass
     recipe: str
+    narrow: bool
     real_db: float
     spread_db: float
     predicted_db: dict[str, float]
@@ -278,6 +280,7 @@ class Look:
                 site=name,
                 pass_=trial.pass_,
                 recipe="*".join(trial.key[1:]),
+                narrow=min(self.linears[name].weight.shape) < NARROW,
                 real_db=statistics.fmean(singles),
                 spread_db=statistics.stdev(singles),
                 predicted_db={
@@ -378,6 +381,12 @@ def _swap_activation(model: nn.Module) -> None:
 
 
 def metrics_of(found: Sequence[Record]) -> dict[str, float]:
+    """Of the sites that a plan may take to FP8, and of all (with `.all_sites` behind)."""
+    every = {f"{name}.all_sites": value for name, value in _shares(found).items()}
+    return _shares([record for record in found if not record.narrow]) | every
+
+
+def _shares(found: Sequence[Record]) -> dict[str, float]:
     """Shares within 0.5 and 1 dB, medians and counts, by method and pass."""
     out: dict[str, float] = {}
     groups = {"fwd": (Pass.FWD,), "dgrad": (Pass.DGRAD,), "wgrad": (Pass.WGRAD,)}

@@ -24,6 +24,8 @@ import msgspec
 import torch
 
 from loka.artifacts import Profile, describe_environment, write_benchmark
+from loka.artifacts.envelope import read_envelope
+from loka.artifacts.records import BENCHMARK
 from loka.numerics.intervals import mean_interval
 from loka.probe import Probe
 from towers import TowerStep
@@ -41,7 +43,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--parts", nargs="+", default=["tower", "fidelity", "faults", "loss"])
     parser.add_argument("--blocks", type=int, default=BLOCKS)
+    parser.add_argument("--join", nargs="+", type=Path, help="records of single parts, to be made one")
     args = parser.parse_args()
+    if args.join:
+        join(args.join, args.out)
+        return
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)8.0f ms %(message)s")
     metrics: Metrics = {}
     details: dict[str, object] = {"notes": [" ".join((__doc__ or "").split())]}
@@ -56,6 +62,22 @@ def main() -> None:
         if args.commit:
             environment = msgspec.structs.replace(environment, commit=args.commit)
         write_benchmark(args.out, metrics, details, environment=environment)
+
+
+def join(paths: list[Path], out: Path) -> None:
+    """One record of several parts, each measured by itself; its environment is the first one's."""
+    found = [read_envelope(path, BENCHMARK) for path in paths]
+    metrics: Metrics = {}
+    parts = {}
+    for envelope, path in zip(found, paths, strict=True):
+        metrics |= envelope.body.metrics
+        parts[path.stem] = {
+            "created": envelope.created,
+            "commit": envelope.environment.commit,
+            "metrics": sorted(envelope.body.metrics),
+            **envelope.body.details,
+        }
+    write_benchmark(out, metrics, {"parts": parts}, environment=found[0].environment)
 
 
 def measured(part: str, device: str, blocks: int) -> Metrics:
