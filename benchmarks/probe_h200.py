@@ -17,7 +17,7 @@ import functools
 import importlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -53,15 +53,16 @@ def main() -> None:
     details: dict[str, object] = {"notes": [" ".join((__doc__ or "").split())]}
     for part in args.parts:
         started = time.monotonic()
-        found = measured(part, args.device, args.blocks)
-        metrics |= found
-        details[f"seconds of {part}"] = time.monotonic() - started
-        for name, value in found.items():
-            print(f"{name:64} {value:12.5g}", flush=True)
-        environment = describe_environment()
-        if args.commit:
-            environment = msgspec.structs.replace(environment, commit=args.commit)
-        write_benchmark(args.out, metrics, details, environment=environment)
+        # What is known is written at once: a part that is cut off takes nothing along.
+        for found in measured(part, args.device, args.blocks):
+            metrics |= found
+            details[f"seconds of {part}"] = time.monotonic() - started
+            for name, value in found.items():
+                print(f"{name:64} {value:12.5g}", flush=True)
+            environment = describe_environment()
+            if args.commit:
+                environment = msgspec.structs.replace(environment, commit=args.commit)
+            write_benchmark(args.out, metrics, details, environment=environment)
 
 
 def join(paths: list[Path], out: Path) -> None:
@@ -80,16 +81,17 @@ def join(paths: list[Path], out: Path) -> None:
     write_benchmark(out, metrics, {"parts": parts}, environment=found[0].environment)
 
 
-def measured(part: str, device: str, blocks: int) -> Metrics:
-    """The metrics of one part."""
+def measured(part: str, device: str, blocks: int) -> Iterator[Metrics]:
+    """The metrics of one part, as they become known."""
     if part == "tower":
-        return tower(device, blocks)
+        yield from tower(device, blocks)
+        return
     module = {"fidelity": "fidelity", "faults": "faulty_kernel", "loss": "loss_prediction"}[part]
     measure: Callable[..., Metrics] = importlib.import_module(module).measure
-    return measure(device)
+    yield measure(device)
 
 
-def tower(device: str, blocks: int) -> Metrics:
+def tower(device: str, blocks: int) -> Iterator[Metrics]:
     """Overhead and profile of the L tower."""
     step = TowerStep("L", device=device)
     for _ in range(3):
@@ -98,18 +100,21 @@ def tower(device: str, blocks: int) -> Metrics:
     probe = Probe(step.model, every=BLOCK_STEPS, live_every=LIVE_EVERY, max_overhead=None)
     with probe:
         found, attach_s = _attached(probe, step)
-        metrics = _overhead(probe, step, blocks) | found
-    metrics["probe_attach_seconds@L"] = attach_s
-    metrics["probe_statistics_bytes@L"] = probe.statistics_bytes
-    metrics["probe_allocated_bytes@L"] = torch.cuda.memory_allocated() - base_bytes
-    metrics["probe_peak_allocated_bytes@L"] = torch.cuda.max_memory_allocated()
+        yield _overhead(probe, step, blocks) | found
+    yield {
+        "probe_attach_seconds@L": attach_s,
+        "probe_statistics_bytes@L": probe.statistics_bytes,
+        "probe_allocated_bytes@L": torch.cuda.memory_allocated() - base_bytes,
+        "probe_peak_allocated_bytes@L": torch.cuda.max_memory_allocated(),
+    }
     started = time.monotonic()
     profile: Profile = probe.profile()
-    metrics["profile_seconds@L"] = time.monotonic() - started
-    metrics["profile_errors@L"] = len(profile.errors)
-    metrics["profile_products@L"] = len(profile.products)
-    metrics["profile_casts@L"] = len(profile.casts)
-    return metrics
+    yield {
+        "profile_seconds@L": time.monotonic() - started,
+        "profile_errors@L": len(profile.errors),
+        "profile_products@L": len(profile.products),
+        "profile_casts@L": len(profile.casts),
+    }
 
 
 def _attached(probe: Probe, step: TowerStep) -> tuple[Metrics, float]:

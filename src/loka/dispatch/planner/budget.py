@@ -34,15 +34,10 @@ Grant = tuple[float, float]  # largest delta and largest se an option may have
 def spent(change: LossChange | None) -> Grant:
     """What a switch takes of the budget, as delta and se; nothing where no change was estimated.
 
-    A gain buys no budget for others, since it may be noise, but it does cover its own noise: it counts as a
-    delta of 0 with what is left of the standard error, se + delta / MARGIN. The sum of deltas plus the margin
-    of a plan, gains counted in full, is never above what was budgeted so: sqrt(sum (s_i + t_i)^2) is at most
-    sqrt(sum s_i^2) + sum t_i.
+    A gain counts as no change, its noise in full: of the several recipes that are tried at a site the
+    luckiest looks like a gain, and it would be picked for that.
     """
-    if change is None:
-        return 0.0, 0.0
-    delta, se = change
-    return (delta, se) if delta >= 0 else (0.0, max(0.0, se + delta / MARGIN))
+    return (0.0, 0.0) if change is None else (max(0.0, change.delta_ne), change.se)
 
 
 @dataclass(frozen=True, slots=True)
