@@ -7,7 +7,8 @@ The model: embeddings of width 16 and the dense features side by side into two c
 scales, E4M3 forward and E5M2 gradients, emulated; `planned` is what `make_plan` gives under
 `Requirement(max_loss_increase=2e-4)` from a profile with measured errors and changes of the loss: those of
 the forward on the frozen model (Probe's `evaluate`), those of groups of passes by short paired retraining:
-both kinds of gradients, and the forward in each recipe that a plan may choose.
+both kinds of gradients, the forward in each recipe that a plan may choose and the weights' gradients in finer
+ones.
 
 Nothing is chosen on test rows: groups are retrained on seeds 1000.. and judged on validation rows, the number
 of epochs is the one with the least validation loss of bf16 on seeds 1000-1002 among `--epochs`, and the plan

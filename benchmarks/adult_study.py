@@ -45,7 +45,8 @@ FIRST_JUDGING_SEED = 100  # lower ones served while the study was designed
 EPOCH_SEEDS = 3
 LOOKS = 8
 EVERYTHING = "all"  # the group that is the naive plan
-FINER_FORWARDS = ("rowwise", "blockwise", "mx")
+# Recipes beside the naive one in which a kind of pass is retrained, for where that one is too coarse.
+FINER = {Pass.FWD: ("rowwise", "blockwise", "mx"), Pass.WGRAD: ("rowwise", "blockwise")}
 
 
 class DenseInputDCNv2(nn.Module):
@@ -222,15 +223,17 @@ class Study:
         """Groups of whole kinds with their seeds, then groups by block with theirs.
 
         The forward is retrained in every recipe that a plan may choose: one frozen model tells what a
-        rounding does to it, not what training with that rounding does.
+        rounding does to it, not what training with that rounding does. The weights' gradients are too, since
+        raw dense features are too much for tensorwise E5M2 in some.
         """
         sites = profile.sites.sites()
         found = pass_groups(sites, NAIVE, ran=ran_in(profile))
         whole = [g for g in found if "@" not in g.name]
         parts = [g for g in found if "@" in g.name]
-        for name in FINER_FORWARDS:
-            finer = pass_groups(sites, RECIPES[name], passes=[Pass.FWD], ran=ran_in(profile))[0]
-            whole.append(replace(finer, name=f"fwd.{name}"))
+        for pass_, recipes in FINER.items():
+            for name in recipes:
+                finer = pass_groups(sites, RECIPES[name], passes=[pass_], ran=ran_in(profile))[0]
+                whole.append(replace(finer, name=f"{pass_}.{name}"))
         everything = tuple(switch for group in found if "@" not in group.name for switch in group.switches)
         whole.append(PassGroup(EVERYTHING, everything))
         first = FIRST_PLANNING_SEED
@@ -307,7 +310,7 @@ def plan_for(study: Study, profile: Profile) -> tuple[Plan, Profile, tuple[Group
     # The forward's cost by block, to leave only what carries it in bf16; the gradients' as whole kinds.
     names = [effect.group.name for effect in effects]
     blocks = [name for name in names if name.startswith("fwd@")]
-    finer = [name for name in names if name.startswith("fwd.")]
+    finer = [name for name in names if name.startswith(("fwd.", "wgrad."))]
     taken = ["dgrad", "wgrad", *finer, *(blocks or ["fwd"])]
     complete = add_loss_changes(profile, effects, groups=taken)
     write_profile(study.folder / "profile-with-loss.json", complete)
