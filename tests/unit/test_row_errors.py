@@ -1,4 +1,4 @@
-"""What rows of a product add to its error: the Triton kernel, through the interpreter, against plain torch."""
+"""What rows of a product add to its error: the Triton kernel, interpreted, against plain torch."""
 
 from __future__ import annotations
 
