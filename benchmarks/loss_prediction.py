@@ -224,6 +224,11 @@ def measured(
         if not case.source.startswith("adult"):
             within.append(sum(p["within_2se"] for p in plans))
             metrics[f"joint_within_2se@{case.name}"] = float(within[-1])
+            for plan in plans:
+                for value in ("predicted", "predicted_se", "measured", "measured_se"):
+                    metrics[f"joint_{value}@{case.name}.{plan['plan']}"] = plan[value]
+                own = plan["predicted_on_the_measured_rows"]
+                metrics[f"joint_predicted_on_the_measured_rows@{case.name}.{plan['plan']}"] = own
         metrics |= _correlations(visible, case.name)
         metrics[f"loss_prediction_rows@{case.name}"] = float(about["rows"])
         metrics[f"estimate_speedup_over_trials@{case.name}"] = about["direct_s"] / about["scores_s"]
