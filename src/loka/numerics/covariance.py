@@ -24,6 +24,7 @@ __all__ = ["FULL_FEATURES", "RANK", "SKETCH", "Covariance", "sketch_signs"]
 
 FULL_FEATURES = 2048  # up to here all F x F elements are kept (decision 7)
 SKETCH = 128  # columns of the test matrix: twice the rank, as its error bounds ask
+LARGEST = 2.0**48  # a row with a larger element is left out: fp32 squares of such overflow when summed up
 RANK = 64  # directions kept of a wide operand when rows are drawn
 
 _WORD = 64
@@ -69,7 +70,7 @@ class Covariance:
         if x.shape[0] == 0:
             return cls.empty(features, x.device)
         wide = x.float()
-        good = (wide.abs() < torch.inf).all(dim=1, keepdim=True)
+        good = (wide.abs() < LARGEST).all(dim=1, keepdim=True)
         n = good.sum()
         kept = torch.where(good, wide, 0.0)
         mean = kept.sum(dim=0, dtype=torch.float64) / n.clamp(min=1)

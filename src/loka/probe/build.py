@@ -155,8 +155,9 @@ def loss_products(sites: Iterable[Site], device: Device) -> dict[str, list[Produ
 
 
 def m_quantiles(observed: Mapping[str, SiteObservation], site: Site) -> tuple[int, int, int]:
-    """Least, median and most rows of a call; the site's own where none was counted."""
-    seen: Counter[int] = observed[site.name].m_seen if site.name in observed else Counter()
+    """Least, median and most rows of a call that had any; the site's own where none was counted."""
+    counted: Counter[int] = observed[site.name].m_seen if site.name in observed else Counter()
+    seen = Counter({rows: times for rows, times in counted.items() if rows})
     if not seen:
         return (site.rows, site.rows, site.rows)
     ranked = sorted(seen.items())

@@ -70,13 +70,14 @@ class HeldOut:
     def _check(self, model: nn.Module) -> None:
         """The first batch, before hours are spent on all of them."""
         for batch in self._batches:
-            was_training = model.training
+            modes = {module: module.training for module in model.modules()}
             model.eval()
             try:
                 with torch.no_grad():
                     loss = self._evaluate(model, batch)
             finally:
-                model.train(was_training)
+                for module, training in modes.items():  # a frozen part may have its own mode
+                    module.training = training
             _check_loss(loss)
             return
         raise UsageError("Probe(batches=...) holds no batch", hint="give held-out rows to ask the loss about")

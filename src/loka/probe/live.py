@@ -67,8 +67,8 @@ class Captured:
 
 def site_generator(seed: int, site: str, purpose: str) -> torch.Generator:
     """A CPU generator of (seed, site, purpose) (decision 16)."""
-    generator = torch.Generator()
-    generator.manual_seed((seed << 32) ^ zlib.crc32(f"{site}\0{purpose}".encode()))
+    generator = torch.Generator("cpu")
+    generator.manual_seed((seed % 2**31 << 32) ^ zlib.crc32(f"{site}\0{purpose}".encode()))
     return generator
 
 
@@ -76,7 +76,7 @@ def row_sample(rows: int, limit: int, generator: torch.Generator) -> Tensor | No
     """Sorted row numbers of a sample without repetition, or None when all rows fit."""
     if rows <= limit:
         return None
-    return torch.randperm(rows, generator=generator)[:limit].sort().values
+    return torch.randperm(rows, generator=generator, device="cpu")[:limit].sort().values
 
 
 def live_errors(

@@ -118,7 +118,9 @@ class Observer:
         self._full = frozenset(self._linears if full is None else full)
         self._now.clear()
         for name, module in self._linears.items():
-            self._handles.append(module.register_forward_hook(self._forward_hook(name), with_kwargs=True))
+            hook = self._forward_hook(name)
+            # First: a hook of the user's may change what the linear gave.
+            self._handles.append(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
 
     @property
     def is_waiting(self) -> bool:
@@ -164,7 +166,8 @@ class Observer:
     def _forward_hook(self, name: str) -> Callable[..., None]:
         @torch.no_grad()
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-            if not self._is_training():
+            # A copy of the model that was made while hooks were in place has copies of them.
+            if module is not self._linears.get(name) or not self._handles or not self._is_training():
                 return
             x = args[0] if args else kwargs["input"]
             # A recomputed forward (activation checkpointing) runs inside a backward: its input was counted.
@@ -173,11 +176,10 @@ class Observer:
             with torch.autocast(output.device.type, enabled=False):  # would make bf16 of our products
                 call = see(name, module, x, asks=output.requires_grad)
             now = self._now.get(name)
-            if output.grad_fn is not None and now is not None:
+            made = _base_of(output)
+            if made.grad_fn is not None and now is not None:
                 # Of the node: after all hooks of the output, one of which may gather a sharded weight.
-                output.grad_fn.register_prehook(
-                    self._gradient_hook(name, module, now, call, output.output_nr)
-                )
+                made.grad_fn.register_prehook(self._gradient_hook(name, module, now, call, made.output_nr))
 
         return hook
 
@@ -289,6 +291,16 @@ class Observer:
         # Now, not at the end of the step: the optimizer changes the weight in between.
         now.captured = None
         self._on_captured(name, captured)
+
+
+def _base_of(output: Tensor) -> Tensor:
+    """The output, or what it is a view of where that is the same elements.
+
+    An in-place operation on a view puts another node in place of the view's, whose hooks then never run.
+    """
+    base = output._base
+    whole = base is not None and base.grad_fn is not None and base.numel() == output.numel()
+    return base if base is not None and whole else output
 
 
 def _passes(module: nn.Module, x: Tensor, *, asks: bool) -> frozenset[Pass]:

@@ -17,7 +17,7 @@ def stratified_rows(rows: int, limit: int, generator: torch.Generator) -> Tensor
     """
     if rows <= limit:
         return None
-    starts = torch.arange(limit + 1, dtype=torch.int64) * rows // limit
+    starts = torch.arange(limit + 1, dtype=torch.int64, device="cpu") * rows // limit
     lengths = starts.diff()
-    offset = (torch.rand(limit, generator=generator, dtype=torch.float64) * lengths).long()
+    offset = (torch.rand(limit, generator=generator, dtype=torch.float64, device="cpu") * lengths).long()
     return starts[:-1] + torch.minimum(offset, lengths - 1)  # a product may round up to the length itself

@@ -47,6 +47,8 @@ class Recorded:
 
 def tensor_key(x: Tensor) -> tuple[Any, ...]:
     """Equal for tensors that are the same numbers in the same place: a view keeps it, a write does not."""
+    if not _has_storage(x):
+        return (id(x),)
     version = 0 if x.is_inference() else x._version
     width = x.shape[-1] if x.dim() else 1
     layout = () if x.is_contiguous() else x.stride()
@@ -165,7 +167,8 @@ class Recorder(TorchFunctionMode):
 
 
 def _has_storage(t: Tensor) -> bool:
-    return type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided and t.numel() > 0
+    plain = type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided and t.numel() > 0
+    return plain and not torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
 def _storage(t: Tensor) -> int:
