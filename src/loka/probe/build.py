@@ -155,7 +155,10 @@ def loss_products(sites: Iterable[Site], device: Device) -> dict[str, list[Produ
 
 
 def m_quantiles(observed: Mapping[str, SiteObservation], site: Site) -> tuple[int, int, int]:
-    """Least, median and most rows of a call that had any; the site's own where none was counted."""
+    """Least, median and most rows of a call; the site's own where none was counted.
+
+    The median is of the calls that had rows: a site that is often empty still multiplies at some M.
+    """
     counted: Counter[int] = observed[site.name].m_seen if site.name in observed else Counter()
     seen = Counter({rows: times for rows, times in counted.items() if rows})
     if not seen:
@@ -165,8 +168,8 @@ def m_quantiles(observed: Mapping[str, SiteObservation], site: Site) -> tuple[in
     for rows, times in ranked:
         passed += times
         if passed > middle:
-            return (ranked[0][0], rows, ranked[-1][0])
-    return (ranked[0][0], ranked[-1][0], ranked[-1][0])
+            return (min(counted), rows, ranked[-1][0])
+    return (min(counted), ranked[-1][0], ranked[-1][0])
 
 
 def m_buckets(observed: Mapping[str, SiteObservation], site: Site, rows: Sequence[int] = ()) -> list[int]:
