@@ -9,8 +9,8 @@ import torch
 
 import loka
 from loka.kernels import device_of
+from loka.numerics.exact import exact_products
 from loka.probe.error_log import ErrorLog
-from loka.probe.exact import exact_products
 from loka.probe.overhead import StepClock, StepKind
 from loka.probe.timed_casts import time_casts
 from loka.probe.timed_products import time_products

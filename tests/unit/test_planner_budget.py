@@ -172,6 +172,8 @@ def test_a_gain_does_not_pay_for_its_own_noise() -> None:
         "sure": "emulated.tensorwise",
     }
     check_limit(plan, 2e-4)
+    reason = plan.site("gain").fwd[0].reason  # type: ignore[union-attr]
+    assert "loss -1.0e-04 (se 1.5e-04) is too uncertain for max_loss_increase=2.0e-04: 1.64 se" in reason
     assert spent(LossChange(-1e-4, 1.5e-4)) == (0.0, 1.5e-4)
     assert spent(LossChange(1e-4, 1e-5)) == (1e-4, 1e-5)
     assert spent(None) == (0.0, 0.0)

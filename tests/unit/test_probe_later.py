@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import nn
 
+import loka
+from loka.artifacts.profile import ErrorTable
 from loka.kernels import device_of
+from loka.probe import later as later_module
 from loka.probe.error_log import ErrorLog
 from loka.probe.later import LaterTrials
 from loka.probe.live import LIVE_OUTPUTS, Captured, live_errors, site_generator
+from loka.probe.loop import Loop
 from loka.probe.trial import trials_of
 from loka.vocab import Pass, Site
 
@@ -53,3 +59,53 @@ def test_passes_that_did_not_run_wait_for_nothing() -> None:
     trials = trials_of(Site("s", "linear", 32, 48, False, 300), device_of(torch.device("cpu")))
     later.add("s", trials, captured, site_generator(0, "s", "t"))
     assert len(later) == 1
+
+
+def test_a_queue_that_holds_too_much_is_worked_off_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(later_module, "QUEUE_BYTES", 1)
+    later = LaterTrials(ErrorLog(), torch.device("cpu"))
+    trials = trials_of(Site("s", "linear", 32, 48, False, 300), device_of(torch.device("cpu")))
+    later.add("s", trials, captured_of(32, 48), site_generator(0, "s", "t"))
+    assert len(later) == 1
+
+
+def errors_of_a_training(*, resumed_at: int | None = None) -> ErrorTable:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32), nn.Linear(32, 16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = torch.randn(40, 64, 32)
+    probe = loka.Probe(model, every=5, live_every=2, max_overhead=None)
+    for part in (batches[:resumed_at], batches[resumed_at:]) if resumed_at else (batches,):
+        state = probe.state_dict() if resumed_at else {}
+        probe = loka.Probe(model, every=5, live_every=2, max_overhead=None)
+        if "sites" in state:
+            probe.load_state_dict(state)
+        with probe:
+            for x in part:
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+                probe.step()
+    errors: ErrorTable = probe.errors
+    return errors
+
+
+@pytest.mark.parametrize("resumed_at", [None, 12])
+def test_a_training_gives_the_same_errors_later_as_at_once(
+    monkeypatch: pytest.MonkeyPatch, resumed_at: int | None
+) -> None:
+    """Weights move between the observed step and the trial, and a resume comes in between."""
+    at_once = errors_of_a_training()
+    ran: list[int | None] = []
+    run = LaterTrials.run
+    monkeypatch.setattr(Loop, "queues_trials", property(lambda self: True))
+
+    def watched(self: LaterTrials, most: int | None = None) -> bool:
+        ran.append(most)
+        return run(self, most)
+
+    monkeypatch.setattr(LaterTrials, "run", watched)
+    later = errors_of_a_training(resumed_at=resumed_at)
+    assert 1 in ran
+    assert later == at_once
+    assert len(later) > 0

@@ -15,7 +15,7 @@ import loka
 from loka.artifacts import read_statistics
 from loka.errors import UsageError
 from loka.numerics import statistics_bytes
-from loka.probe.exact import exact_products
+from loka.numerics.exact import exact_products
 from loka.probe.schedule import Schedule
 from loka.vocab import Operand, Pass
 
@@ -308,11 +308,11 @@ def test_the_loss_of_held_out_rows_fills_its_table() -> None:
 @pytest.mark.parametrize(
     ("evaluate", "message"),
     [
-        (lambda m, x: m(x).mean(), r"floating \[rows\], got torch.float32 of shape \(\)"),
-        (lambda m, x: m(x), r"of shape \(16, 16\)"),
-        (lambda m, x: m(x).argmax(dim=1), r"got torch.int64 of shape \(16,\)"),
-        (lambda m, x: 1.0, "a Tensor .*, got a float"),
-        (lambda m, x: rows_loss(m, x) / 0, "16 of 16 rows a loss that is not finite"),
+        (lambda m, x: m(x).mean(), r"torch.float32 of shape \[\] for batch 1, expected one loss a row"),
+        (lambda m, x: m(x), r"of shape \[16, 16\]"),
+        (lambda m, x: m(x).argmax(dim=1), r"gave torch.int64 of shape \[16\]"),
+        (lambda m, x: 1.0, "gave a float for batch 1"),
+        (lambda m, x: rows_loss(m, x) / 0, "16 of 16 losses that are not finite"),
     ],
 )
 def test_a_loss_that_is_none_is_refused(evaluate: Callable[..., Tensor], message: str) -> None:
@@ -327,7 +327,7 @@ def test_no_held_out_batch_is_told() -> None:
     model = model_of()
     with loka.Probe(model, every=1, max_overhead=None, evaluate=rows_loss, batches=[]) as probe:
         train(model, probe, 2)
-    with pytest.raises(UsageError, match="holds no batch"):
+    with pytest.raises(UsageError, match="there are no batches"):
         probe.profile()
 
 
@@ -415,7 +415,7 @@ def test_a_raised_every_holds_the_limit() -> None:
         where=torch.device("cpu"),
         ranks=OneRank(),  # type: ignore[arg-type]
     )
-    schedule.clock.needed_every = lambda limit, live_every: 1234  # type: ignore[method-assign]
+    schedule.clock.needed_every = lambda limit: 1234  # type: ignore[method-assign]
     schedule.observed = 2
     schedule.adjust()
     assert schedule.every == 10  # too early

@@ -282,3 +282,27 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def test_a_gate_with_one_output_is_not_the_logit() -> None:
+    """Its gradient is not all of the gradient, so the curvature is Fisher's."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.gate, self.head = nn.Linear(16, 16), nn.Linear(16, 1), nn.Linear(16, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.tanh(self.body(x))
+            out: Tensor = self.head(h) * torch.sigmoid(self.gate(h))
+            return out
+
+    torch.manual_seed(0)
+    model, x, labels = Gated(), torch.randn(64, 16), torch.randint(0, 2, (64,))
+
+    def loss(model: nn.Module, batch: object) -> Tensor:
+        return nn.functional.cross_entropy(model(x), labels, reduction="none")
+
+    scores = row_scores(model, loss, [0], {"head": [RECIPES["tensorwise"].fwd]})
+    assert scores is not None
+    assert scores.basis == "fisher"

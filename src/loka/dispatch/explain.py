@@ -122,7 +122,8 @@ def _level(facts: Facts, site: SitePlan, pass_: Pass) -> str:
     if not chosen.spec_a.is_quantized:
         return ""
     accumulation = kernel(chosen.kernel).accumulation
-    found = facts.error(site.name, pass_, chosen.spec_a, chosen.spec_b, accumulation)
+    specs = chosen.spec_a, chosen.spec_b
+    found = facts.error(site.name, pass_, *specs, accumulation, kernel=chosen.kernel)
     return "" if found is None else f"{found.sqnr_db:.1f}"
 
 

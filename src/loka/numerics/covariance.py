@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from loka.errors import UsageError
+from loka.numerics.exact import exact_products
 
 __all__ = ["FULL_FEATURES", "RANK", "SKETCH", "Covariance", "sketch_signs"]
 
@@ -77,7 +78,7 @@ class Covariance:
         # Taken off in two fp32 steps, so that a large mean costs no digits of a small spread.
         coarse = mean.float()
         deviation = torch.where(good, (kept - coarse) - (mean - coarse).float(), 0.0)
-        with torch.autocast(x.device.type, enabled=False):  # would make bf16 products of these
+        with exact_products(x.device.type):  # whatever the process allows its own
             if features <= FULL_FEATURES:
                 scatter = deviation.t() @ deviation
             else:
@@ -104,7 +105,7 @@ class Covariance:
         share = other.count.double() / total.clamp(min=1)
         weight = self.count * share
         between = delta * weight.sqrt()
-        with torch.autocast(self.scatter.device.type, enabled=False):
+        with exact_products(self.scatter.device.type):
             if self.is_full:
                 step = torch.outer(between, between)
             else:

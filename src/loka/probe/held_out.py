@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 
 from loka.artifacts.profile import LossTable
@@ -64,37 +63,4 @@ class HeldOut:
         """
         from loka.probe.sensitivity import loss_changes
 
-        self._check(model)
         return loss_changes(model, self._evaluate, self._batches, products)
-
-    def _check(self, model: nn.Module) -> None:
-        """The first batch, before hours are spent on all of them."""
-        for batch in self._batches:
-            modes = {module: module.training for module in model.modules()}
-            model.eval()
-            try:
-                with torch.no_grad():
-                    loss = self._evaluate(model, batch)
-            finally:
-                for module, training in modes.items():  # a frozen part may have its own mode
-                    module.training = training
-            _check_loss(loss)
-            return
-        raise UsageError("Probe(batches=...) holds no batch", hint="give held-out rows to ask the loss about")
-
-
-def _check_loss(loss: object) -> None:
-    if not isinstance(loss, Tensor):
-        raise UsageError(f"evaluate(model, batch) must give a Tensor [rows], got a {type(loss).__name__}")
-    if loss.dim() != 1 or not loss.is_floating_point():
-        raise UsageError(
-            f"evaluate(model, batch) must give the loss of each row, floating [rows], got {loss.dtype} of "
-            f"shape {tuple(loss.shape)}",
-            hint='compute it with reduction="none"',
-        )
-    if not bool(torch.isfinite(loss).all()):
-        bad = int((~torch.isfinite(loss)).sum())
-        raise UsageError(
-            f"evaluate(model, batch) gave {bad} of {loss.numel()} rows a loss that is not finite",
-            hint="compute the loss in FP32, from logits",
-        )

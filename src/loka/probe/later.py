@@ -19,7 +19,9 @@ from loka.probe.live import Captured, LiveOperands, errors_of_operands, live_ope
 from loka.probe.trial import Trial
 from loka.vocab import Pass
 
-__all__ = ["LaterTrials"]
+__all__ = ["QUEUE_BYTES", "LaterTrials"]
+
+QUEUE_BYTES = 2**30  # of operands that wait, beside those of one site
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,11 @@ class _Piece:
     site: str
     trials: list[Trial]
     operands: LiveOperands
+
+    @property
+    def nbytes(self) -> int:
+        """What its operands hold; a weight that two passes share counts twice."""
+        return sum(side.values.nbytes for pair in self.operands.values() for side in pair)
 
 
 class LaterTrials:
@@ -42,17 +49,21 @@ class LaterTrials:
     def __init__(self, log: ErrorLog, where: torch.device) -> None:
         self._log, self._where = log, where
         self._queue: deque[_Piece] = deque()
+        self._nbytes = 0
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def add(self, site: str, trials: Sequence[Trial], captured: Captured, generator: torch.Generator) -> None:
-        """Take the operands now."""
+        """Take the operands now; where the queue holds too much, the oldest are tried at once."""
         operands = live_operands(captured, {trial.pass_ for trial in trials}, generator, own=True)
         for pass_ in Pass:
             if pass_ in operands:
                 of_pass = [trial for trial in trials if trial.pass_ is pass_]
                 self._queue.append(_Piece(site, of_pass, {pass_: operands[pass_]}))
+                self._nbytes += self._queue[-1].nbytes
+        while len(self._queue) > 1 and self._nbytes > QUEUE_BYTES:
+            self.run(1)
 
     def run(self, most: int | None = None) -> bool:
         """Try the oldest `most` pieces; None for all.
@@ -63,6 +74,7 @@ class LaterTrials:
         count = len(self._queue) if most is None else min(most, len(self._queue))
         for _ in range(count):
             piece = self._queue.popleft()
+            self._nbytes -= piece.nbytes
             values = errors_of_operands(piece.operands, piece.trials, where=self._where)
             self._log.add(piece.site, piece.trials, values)
         return count > 0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from loka.kernels import device_of
 from loka.numerics import error_of_rows
-from loka.probe.exact import exact_products
+from loka.numerics.exact import exact_products
 from loka.probe.trial import ERROR_FIELDS, CastSample, OperandSample, Trial, cast_sample, run_trial
 from loka.vocab import Device, GemmProblem, OperandSpec, Pass
 

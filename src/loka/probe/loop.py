@@ -36,6 +36,7 @@ __all__ = ["Loop"]
 
 _TIMED_STEP = 5  # late enough that allocators, autotuning and compilation are warm
 _PIECES_A_STEP = 1  # a pass of a site: about 20 ms of the host's
+_FREE_STEPS = 4  # one plain step in so many has no piece beside it
 _SETTLED_DB = 0.5
 _SETTLED_OBSERVATIONS = 5
 _log = logging.getLogger("loka.probe")
@@ -85,6 +86,7 @@ class Loop:
         self._profiler: StepProfiler | None = None
         self._kind = StepKind.PLAIN  # what the step under way is
         self._observing = self._forces_eager = self._is_over = False
+        self._plain_steps = 0
         self._step = 0  # number of the step under way, from 0
         self._unread: int | None = None  # the full step whose numbers are still to be read
 
@@ -107,6 +109,8 @@ class Loop:
         due = schedule.is_due and self.sites is not None
         if due:
             self.read_numbers()
+            # After reading: what is launched now is read at the next observed step, so that none waits.
+            self.run_later()
             schedule.adjust()
             self._follow_model()
         if self._is_over:
@@ -121,8 +125,8 @@ class Loop:
             self._kind = StepKind.OTHER  # the gradients of a forward that ran ahead are looked at
         elif self.shares is None and schedule.seen - schedule.resumed_at >= _TIMED_STEP:
             self._profile_step()
-        elif self._later.run(_PIECES_A_STEP):
-            self._kind = StepKind.LATER
+        else:
+            self._run_beside()
 
     def over(self, schedule: Schedule) -> bool:
         """A step came to its end.
@@ -164,11 +168,21 @@ class Loop:
 
     def read_numbers(self) -> None:
         """Read what the last observed steps measured, and tell who wants to know."""
-        self.run_later()
         self.log.collect()
         step, self._unread = self._unread, None
         if step is not None:
             self._on_read(step)
+
+    def _run_beside(self) -> None:
+        """A piece of what waits; some plain steps stay plain, for the clock."""
+        self._plain_steps += 1
+        if self._plain_steps % _FREE_STEPS and self._later.run(_PIECES_A_STEP):
+            self._kind = StepKind.LATER
+
+    @property
+    def queues_trials(self) -> bool:
+        """Whether trials wait for plain steps; a CPU would only multiply at another time."""
+        return self.where.type == "cuda"
 
     def run_later(self) -> None:
         """Do what is left of the last observed steps' trials."""
@@ -176,10 +190,12 @@ class Loop:
 
     def has_settled(self) -> bool:
         """Whether 5 observations or more bound the SQNR of every recipe of fwd and dgrad within +-0.5 dB."""
+        narrow = {site.name for site in self.sites or () if site.is_narrow}  # they stay in bf16
         intervals = [
             interval
             for key, interval in self.log.intervals()
-            if key.pass_ is not Pass.WGRAD  # a mean gradient fluctuates by itself
+            # A mean gradient fluctuates by itself.
+            if key.pass_ is not Pass.WGRAD and key.site not in narrow
         ]
         return bool(intervals) and all(
             i.count >= _SETTLED_OBSERVATIONS and i.high - i.low <= 2 * _SETTLED_DB for i in intervals
@@ -240,9 +256,9 @@ class Loop:
         if not trials or _is_freed(captured.w):
             return
         generator = site_generator(self._seed, name, f"live/{self._step}")
-        if self.where.type == "cuda":
+        if self.queues_trials:
             self._later.add(name, trials, captured, generator)
-        else:  # the host multiplies, now or then
+        else:
             self.log.add(name, trials, live_errors(captured, trials, generator))
 
 

@@ -54,8 +54,11 @@ class StepClock:
             StepKind.FULL: deque(maxlen=_KEPT_OBSERVED),
             StepKind.LATER: deque(maxlen=_KEPT_PLAIN),
         }
-        self._counts = dict.fromkeys(StepKind, 0)  # read in all
-        self._left_out: float | None = None  # the first full step, which compiles and allocates
+        self._counts = dict.fromkeys(StepKind, 0)  # read in all, but for what is left out
+        self._observed_marked = 0  # in this process
+        # The first observed step of the process, which compiles and allocates, and what ran later of its
+        # trials: they happen once and would hide what every other one costs.
+        self._left_out: tuple[StepKind, float] | None = None
 
     def mark(self, kind: StepKind | None) -> None:
         """A step of this kind ends here; None where what came before was no whole step."""
@@ -65,7 +68,10 @@ class StepClock:
         wanted = kind in self._us and (
             kind is not StepKind.PLAIN or self._plain_in_window <= _PLAIN_OF_A_WINDOW
         )
-        if self._last is not None and kind is not None and wanted:
+        if kind in (StepKind.OBSERVED, StepKind.FULL):
+            self._observed_marked += 1
+        first_round = kind is StepKind.LATER and self._observed_marked <= 1
+        if self._last is not None and kind is not None and wanted and not first_round:
             self._new.append((kind, self._last, now))
         self._last = now
 
@@ -84,12 +90,11 @@ class StepClock:
         plain = self._us[StepKind.PLAIN]
         return statistics.median(plain) if plain else 0.0
 
-    def needed_every(self, limit: float, live_every: int) -> int:
+    def needed_every(self, limit: float) -> int:
         """Steps between observed ones so that their extra cost stays within a share of the training.
 
         Args:
             limit: That share.
-            live_every: Each such observed step is a full one.
 
         Returns:
             0 until 3 observed and 10 plain steps were read.
@@ -99,7 +104,7 @@ class StepClock:
         plain = self._us[StepKind.PLAIN]
         if len(plain) < _MIN_PLAIN or observed < _MIN_OBSERVED:
             return 0
-        return math.ceil(self._extra_us(live_every) / (limit * self.median_plain_us()))
+        return math.ceil(self._extra_us() / (limit * self.median_plain_us()))
 
     def overhead(self, *, every: int, live_every: int) -> Overhead | None:
         """What was clocked; None without a plain and an observed step."""
@@ -110,26 +115,20 @@ class StepClock:
         return Overhead(
             plain_step_us=plain,
             observed_step_us=light,
-            full_step_us=full,
+            full_step_us=full if light is None or self._us[StepKind.FULL] else None,
             every=every,
             live_every=live_every,
-            percent=100 * self._extra_us(live_every) / (every * plain),
+            percent=100 * self._extra_us() / (every * plain),
         )
 
-    def _extra_us(self, live_every: int) -> float:
+    def _extra_us(self) -> float:
         """Mean extra time of an observed step.
 
-        The first full one compiles, allocates and, on a GPU, loads kernels: it happens once and would hide
-        what every other one costs, so it counts only where it is the only observed step.
+        The first of the process counts only where it is the only observed step.
         """
-        full = self._us[StepKind.FULL]
+        # Sites take turns, so all are alike; with `live_every` 1 all are full.
         light = self._mean(StepKind.OBSERVED)
-        if light is None:
-            mean = self._mean(StepKind.FULL) or 0.0
-        elif not full:
-            mean = light
-        else:
-            mean = statistics.fmean(full) / live_every + light * (1 - 1 / live_every)
+        mean = light if light is not None else self._mean(StepKind.FULL) or 0.0
         return max(0.0, mean - self.median_plain_us()) + self._extra_later_us()
 
     def _extra_later_us(self) -> float:
@@ -138,14 +137,14 @@ class StepClock:
         observed = self._counts[StepKind.OBSERVED] + self._counts[StepKind.FULL]
         if not later or not observed:
             return 0.0
-        extra = max(0.0, statistics.fmean(later) - self.median_plain_us())
+        extra = max(0.0, statistics.median(later) - self.median_plain_us())
         return extra * self._counts[StepKind.LATER] / observed
 
     def _mean(self, kind: StepKind) -> float | None:
         values = self._us[kind]
         if values:
             return statistics.fmean(values)
-        return self._left_out if kind is StepKind.FULL else None
+        return self._left_out[1] if self._left_out is not None and self._left_out[0] is kind else None
 
     def _now(self) -> _Mark:
         if self._where.type != "cuda":
@@ -157,10 +156,10 @@ class StepClock:
     def _read(self, marked: list[tuple[StepKind, _Mark, _Mark]]) -> None:
         for kind, start, end in marked:
             took = _elapsed_us(start, end)
-            if kind is StepKind.FULL and self._left_out is None:
-                self._left_out = took
-            else:
-                self._us[kind].append(took)
+            if self._left_out is None and kind in (StepKind.OBSERVED, StepKind.FULL):
+                self._left_out = kind, took
+                continue
+            self._us[kind].append(took)
             self._counts[kind] += 1
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from loka.errors import UsageError
 from loka.probe.error_log import ErrorLog
 from loka.probe.observation import SiteObservation
-from loka.probe.reduce import reduce_over_ranks
+from loka.probe.reduce import exchange_device, gathered_bytes, reduce_over_ranks
 
 __all__ = ["Ranks"]
 
@@ -31,13 +31,6 @@ class Ranks:
         self._together = together
 
     @property
-    def _where(self) -> torch.device:
-        """Where tensors must lie to be exchanged."""
-        if "nccl" in str(dist.get_backend()):
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("cpu")
-
-    @property
     def count(self) -> int:
         """Ranks that act together; 1 where this one acts alone."""
         if not self._together or not dist.is_available() or not dist.is_initialized():
@@ -48,7 +41,7 @@ class Ranks:
         """The largest value of all ranks; waits for them."""
         if self.count == 1:
             return value
-        shared = torch.tensor(value, device=self._where)
+        shared = torch.tensor(value, device=exchange_device())
         dist.all_reduce(shared, op=dist.ReduceOp.MAX)
         return int(shared)
 
@@ -60,7 +53,7 @@ class Ranks:
         """
         if self.count == 1:
             return
-        values = torch.tensor([*options.values(), *(-v for v in options.values())], device=self._where)
+        values = torch.tensor([*options.values(), *(-v for v in options.values())], device=exchange_device())
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
         most, least = values.view(2, -1).tolist()
         for name, high, low in zip(options, most, least, strict=True):
@@ -87,13 +80,5 @@ class Ranks:
         """The states of all ranks in their order; waits for them."""
         if self.count == 1:
             return [dict(state)]
-        mine = torch.frombuffer(bytearray(save(dict(state))), dtype=torch.uint8).to(self._where)
-        length = torch.tensor([mine.numel()], device=self._where)
-        lengths = [torch.empty_like(length) for _ in range(self.count)]
-        dist.all_gather(lengths, length)
-        sizes = [int(n) for n in lengths]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8, device=self._where)
-        padded[: mine.numel()] = mine
-        parts = [torch.empty_like(padded) for _ in range(self.count)]
-        dist.all_gather(parts, padded)
-        return [load(p[:n].cpu().numpy().tobytes()) for p, n in zip(parts, sizes, strict=True)]
+        mine = torch.frombuffer(bytearray(save(dict(state))), dtype=torch.uint8)
+        return [load(part.numpy().tobytes()) for part in gathered_bytes(mine, exchange_device())]

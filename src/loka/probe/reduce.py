@@ -19,7 +19,7 @@ from loka.numerics import OperandStatistics
 from loka.probe.observation import SiteObservation
 from loka.vocab import Operand, Pass
 
-__all__ = ["reduce_over_ranks"]
+__all__ = ["exchange_device", "gathered_bytes", "reduce_over_ranks"]
 
 
 class _Held(msgspec.Struct):
@@ -59,10 +59,10 @@ def reduce_over_ranks(
     """
     if not dist.is_available() or not dist.is_initialized():
         return dict(sites)
-    device = _exchange_device(group)
+    device = exchange_device(group)
     told = [
         msgspec.json.decode(bytes(part.tolist()), type=dict[str, _Told])
-        for part in _gathered_bytes(_told(sites), device, group)
+        for part in gathered_bytes(_told(sites), device, group)
     ]
     out: dict[str, SiteObservation] = {}
     for name in dict.fromkeys(name for rank in told for name in rank):
@@ -153,7 +153,9 @@ def _apart(flat: Tensor, layout: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def _gathered_bytes(mine: Tensor, device: torch.device, group: dist.ProcessGroup | None) -> list[Tensor]:
+def gathered_bytes(
+    mine: Tensor, device: torch.device, group: dist.ProcessGroup | None = None
+) -> list[Tensor]:
     """The bytes uint8 [n] of every rank, on the CPU; n may differ."""
     ranks = dist.get_world_size(group)
     length = torch.tensor([mine.numel()], device=device)
@@ -167,7 +169,7 @@ def _gathered_bytes(mine: Tensor, device: torch.device, group: dist.ProcessGroup
     return [part[:size].cpu() for part, size in zip(parts, sizes, strict=True)]
 
 
-def _exchange_device(group: dist.ProcessGroup | None) -> torch.device:
+def exchange_device(group: dist.ProcessGroup | None = None) -> torch.device:
     """Where tensors must lie to be gathered."""
     if "nccl" in str(dist.get_backend(group)):
         return torch.device("cuda", torch.cuda.current_device())

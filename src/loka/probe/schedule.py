@@ -102,6 +102,9 @@ class Schedule:
         self.seen = self.resumed_at = seen
         self.observed = observed
         if raised_to > self.every:
+            self.note = (
+                f"each {raised_to}th step is observed instead of each {self.every}th, for the limit to hold"
+            )
             self.every = self._raised_to = raised_to
 
     def adjust(self) -> None:
@@ -113,7 +116,7 @@ class Schedule:
         self.clock.turn()
         if self._max_overhead is None or self.observed < _DECIDES_FROM:
             return
-        needed = self._ranks.maximum(self.clock.needed_every(self._max_overhead, self.live_every))
+        needed = self._ranks.maximum(self.clock.needed_every(self._max_overhead))
         if needed <= self.every:
             return
         before, self.every = self.every, rounded_up(needed)

@@ -16,6 +16,7 @@ from loka.numerics import OperandStatistics, statistics_bytes
 from loka.probe.attach import check_sites_of_state, nothing_observed, unwrapped
 from loka.probe.build import Learned, build_profile
 from loka.probe.held_out import Evaluate, HeldOut
+from loka.probe.later import QUEUE_BYTES
 from loka.probe.loop import Loop
 from loka.probe.ranks import Ranks
 from loka.probe.saving import PeriodicSaving
@@ -117,10 +118,11 @@ class Probe:
         options = {"every": schedule.every, "live_every": schedule.live_every, "sites": len(linears)}
         self._ranks.check_agreement(options | {"steps seen": schedule.seen})
         _log.info(
-            "observing each %dth step of %d linears, whose statistics will hold at most %.1f MB",
+            "observing each %dth step of %d linears, whose statistics will hold at most %.1f MB%s",
             schedule.every,
             len(linears),
             self._planned_bytes() / 1e6,
+            f", operands of trials about {QUEUE_BYTES / 1e9:.1f} GB" if self._loop.queues_trials else "",
         )
         self._inside = True
         schedule.clock.mark(None)
@@ -136,6 +138,7 @@ class Probe:
         self._leave()
         if error is not None:
             return
+        self._loop.run_later()
         self._loop.read_numbers()
         self._schedule.clock.read_all()
         self._saving.close()
@@ -229,6 +232,7 @@ class Probe:
             UsageError: if no step was observed, times are asked for on a CPU, rows are not positive, or
                 `evaluate` gives something else than a finite loss a row.
         """
+        self._loop.run_later()
         self._loop.read_numbers()
         if not self._schedule.observed or not self._loop.sites:
             raise self._why_nothing()

@@ -166,8 +166,7 @@ class Candidates:
         a, b, accumulation = shape.keys
         pass_ = shape.problem.pass_
         recipe = (site, pass_, a, b, accumulation)
-        # What was measured with this very kernel goes before what stands for its recipe.
-        error = self._facts.kernel_errors.get((recipe, shape.kernel.name)) or self._facts.errors.get(recipe)
+        error = self._facts.decisive(recipe, shape.kernel.name)
         return Candidate(
             kernel=shape.kernel,
             problem=shape.problem,

@@ -17,7 +17,7 @@ __all__ = ["CastTimes", "Facts", "LossChange", "MeasuredError", "ProductTime"]
 _ACTIVATION_DTYPES = (Format.BF16, Format.FP16, Format.FP32)
 _WEIGHT_DTYPES = (Format.FP32, Format.BF16, Format.FP16)
 
-_Recipe = tuple[str, Pass, str, str, str]  # site, pass, recipe key of A, of B, accumulation
+RecipeAt = tuple[str, Pass, str, str, str]  # site, pass, recipe key of A, of B, accumulation
 
 
 class MeasuredError(NamedTuple):
@@ -96,8 +96,8 @@ class Facts:
     """
 
     sites: tuple[Site, ...]
-    errors: dict[_Recipe, MeasuredError]
-    kernel_errors: dict[tuple[_Recipe, str], MeasuredError]
+    errors: dict[RecipeAt, MeasuredError]
+    kernel_errors: dict[tuple[RecipeAt, str], MeasuredError]
     products: dict[tuple[int, int, int, Pass, str], ProductTime]
     casts: CastTimes
     loss: dict[tuple[str, Pass, str, str], LossChange]
@@ -132,9 +132,23 @@ class Facts:
         *,
         kernel: str = "",
     ) -> MeasuredError | None:
-        """The error of a recipe at a site; the row of the kernel itself goes before its recipe's."""
+        """The error of a recipe at a site, and of a kernel of it.
+
+        A live row of the kernel decides. Where only drawn operands were tried with it, the worse of that and
+        of its recipe's row: a kernel may be worse than its recipe, but drawn operands do not overrule real
+        ones; for a weight's gradient, which no draw foretells, the recipe's live row decides.
+        """
         key = (site, pass_, a.recipe_key, b.recipe_key, str(accumulation))
-        return self.kernel_errors.get((key, kernel)) or self.errors.get(key)
+        return self.decisive(key, kernel)
+
+    def decisive(self, key: RecipeAt, kernel: str) -> MeasuredError | None:
+        """`error` by (site, pass, recipe key of A, of B, accumulation)."""
+        own, of_recipe = self.kernel_errors.get((key, kernel)), self.errors.get(key)
+        if own is None or of_recipe is None or own.source == "live" or of_recipe.source != "live":
+            return own or of_recipe
+        if key[1] is Pass.WGRAD:
+            return of_recipe
+        return min(own, of_recipe, key=lambda row: row.sqnr_db_low)
 
     def product(self, problem: GemmProblem, kernel: str) -> ProductTime | None:
         """The time of a product."""
@@ -146,22 +160,22 @@ class Facts:
         return None if found is None else found.p50_us
 
 
-def _errors(t: ErrorTable) -> dict[_Recipe, MeasuredError]:
-    out: dict[_Recipe, MeasuredError] = {}
+def _errors(t: ErrorTable) -> dict[RecipeAt, MeasuredError]:
+    out: dict[RecipeAt, MeasuredError] = {}
     for key, _, new in _rows(t):
         out[key] = _deciding(out.get(key), new)
     return out
 
 
-def _kernel_errors(t: ErrorTable) -> dict[tuple[_Recipe, str], MeasuredError]:
-    out: dict[tuple[_Recipe, str], MeasuredError] = {}
+def _kernel_errors(t: ErrorTable) -> dict[tuple[RecipeAt, str], MeasuredError]:
+    out: dict[tuple[RecipeAt, str], MeasuredError] = {}
     for key, kernel, new in _rows(t):
         if kernel:  # version 1 did not say
             out[key, kernel] = _deciding(out.get((key, kernel)), new)
     return out
 
 
-def _rows(t: ErrorTable) -> Iterator[tuple[_Recipe, str, MeasuredError]]:
+def _rows(t: ErrorTable) -> Iterator[tuple[RecipeAt, str, MeasuredError]]:
     keys = zip(t.site, t.pass_, t.spec_a, t.spec_b, t.accumulation, strict=True)
     values = zip(t.sqnr_db, t.sqnr_db_low, t.row_p99, t.saturation, t.source, strict=True)
     for key, kernel, value in zip(keys, t.kernel, values, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from loka.dispatch.planner.budget import Grant, spent
+from loka.dispatch.planner.budget import MARGIN, Grant, spent
 from loka.dispatch.planner.by_time import Picks, alone_us, site_time
 from loka.dispatch.planner.candidates import Candidate, Coarseness, coarseness
 from loka.dispatch.planner.facts import Facts
@@ -67,7 +67,12 @@ class Verdict:
         if self.grant is None or (taken[0] <= self.grant[0] and taken[1] <= self.grant[1]):
             return ""
         delta, se = candidate.loss
-        return f"loss {delta:+.1e} (se {se:.1e}) does not fit in max_loss_increase={self.limit:.1e}"
+        change, limit = f"loss {delta:+.1e} (se {se:.1e})", f"max_loss_increase={self.limit:.1e}"
+        if taken[0] > self.limit:
+            return f"{change} does not fit in {limit}"
+        if taken[0] + MARGIN * taken[1] > self.limit:
+            return f"{change} is too uncertain for {limit}: {MARGIN} se alone may be {MARGIN * taken[1]:.1e}"
+        return f"{change} would go beyond {limit} with what else is switched"
 
 
 def chosen_reason(verdict: Verdict, pick: Candidate) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from loka.numerics.covariance import RANK, Covariance, sketch_signs
+from loka.numerics.exact import exact_products
 
 __all__ = ["CorrelatedNormal", "correlation_and_std", "normal_numbers", "nystroem_loadings"]
 
@@ -71,7 +72,9 @@ class CorrelatedNormal:
     def draw(self, rows: int, generator: torch.Generator) -> Tensor:
         """fp32 [rows, F] on the factor's device, decided by the CPU `generator` (see `normal_numbers`)."""
         device = self.factor.device
-        out = normal_numbers(rows, self.factor.shape[1], generator, device=device) @ self.factor.t()
+        z = normal_numbers(rows, self.factor.shape[1], generator, device=device)
+        with exact_products(device.type):
+            out = z @ self.factor.t()
         if self.own is None:
             return out
         return out.addcmul_(normal_numbers(rows, self.own.numel(), generator, device=device), self.own)

@@ -207,8 +207,11 @@ def _batch_scores(
         if not losses.requires_grad:
             return None
         total = losses.sum()
-        curvature = _logit_curvature(total, taps.calls, losses.numel())
+        curvature = _logit_curvature(total, taps, losses.numel())
+        by_logit = None if curvature is None else [call.g for call in taps.calls]
         torch.autograd.grad(total, [taps.anchor])
+    if by_logit is not None and not _all_equal(by_logit, [call.g for call in taps.calls]):
+        curvature = None  # some of the gradient goes around that number: it is not the logit
     R = losses.numel()
     first = torch.zeros(len(pairs), R)
     unknown: set[int] = set()
@@ -248,9 +251,25 @@ def _by_loss_row(a_M: Tensor, lead: torch.Size, R: int) -> Tensor | None:
     return None if a_M.numel() % R else a_M.view(R, -1).sum(dim=1)
 
 
-def _logit_curvature(total: Tensor, calls: list[Call], R: int) -> Tensor | None:
-    """The c of each row by its one logit, l'' / l'^2: fp64 [R] on the CPU; None where there is none."""
-    heads = [call for call in calls if call.y.shape[-1] == 1]
+def _all_equal(some: list[Tensor | None], others: list[Tensor | None]) -> bool:
+    """Whether gradients are the same up to rounding, in half precision too; none on either side is none."""
+    for a, b in zip(some, others, strict=True):
+        if a is None or b is None:
+            some_one = a if a is not None else b
+            if some_one is not None and int(some_one.count_nonzero()):
+                return False
+        elif float((a.float() - b.float()).norm()) > 1e-2 * float(b.float().norm()):
+            return False
+    return True
+
+
+def _logit_curvature(total: Tensor, taps: Taps, R: int) -> Tensor | None:
+    """The c of each row by its one logit, l'' / l'^2: fp64 [R] on the CPU; None where there is none.
+
+    Leaves at every call the gradient that passes through that number, for the caller to hold against all of
+    it: a linear with one output may be a gate.
+    """
+    heads = [call for call in taps.calls if call.y.shape[-1] == 1]
     if len(heads) != 1 or heads[0].out.numel() != R or heads[0].out._version:
         return None
     z = heads[0].out
@@ -260,6 +279,9 @@ def _logit_curvature(total: Tensor, calls: list[Call], R: int) -> Tensor | None:
         if not slope.requires_grad:
             return torch.zeros(R, dtype=torch.float64)
         (bend,) = torch.autograd.grad(slope.sum(), z, retain_graph=True)
+        for call in taps.calls:
+            call.arrived.clear()
+        torch.autograd.grad(z, [taps.anchor], grad_outputs=slope.detach(), retain_graph=True)
         slope, bend = slope.detach().double().reshape(R), bend.double().reshape(R)
         # Where the slope vanishes so does every first-order change, and nothing can be said from them.
         return torch.where(slope != 0, bend / slope.square().clamp(min=1e-300), 0.0).cpu()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from loka.kernels import KERNELS, Kernel, cast, device_of, usable
 from loka.numerics import amax_of, decode_scale, product_of_operands
+from loka.numerics.exact import exact_products
 from loka.vocab import Device, GemmProblem, Granularity, OperandSpec, Pass, ProductRecipe
 
 __all__ = ["RecipeProduct", "StandIn", "Switch", "stand_in_of"]
@@ -82,7 +83,7 @@ class RecipeProduct:
         problem = GemmProblem(M, N, K, Pass.FWD, self.recipe.a.format, self.recipe.b.format)
         kernel = _kernel_for(self.recipe, problem, device_of(x_MK.device))
         spec_a, spec_b = (self.recipe.a, self.recipe.b) if kernel is None else kernel.operands(problem)
-        with torch.autocast(x_MK.device.type, enabled=False):
+        with exact_products(x_MK.device.type):
             (b,) = cast(w_NK, (spec_b,))
             pieces = x_MK.split(_rows_at_once(M, N, K))
             scale = _scale_of_all(x_MK, spec_a) if len(pieces) > 1 else None
