@@ -203,10 +203,10 @@ class Overhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     Attributes:
         plain_step_us: Median time of a step that was not observed.
         observed_step_us: Mean time of an observed step that keeps statistics only; null where none was.
-        full_step_us: Mean time of one that measures live errors and distributions besides; null where none
+        full_step_us: With `live_every` 1, mean time of one that looks at every site in full; null where none
             was.
         every: Steps from one observed step to the next, as it was in the end.
-        live_every: Every such observed step is a full one.
+        live_every: Observed steps from one full look at a site to the next.
         percent: Mean extra time of an observed step over `every` plain steps.
     """
 

@@ -36,7 +36,8 @@ class Covariance:
     """Second moments of rows of F features. All tensors live on the data's device.
 
     Attributes:
-        count: int64 (), rows that entered; rows with a non-finite element are left out.
+        count: int64 (), rows that entered; left out are rows with an element that is not finite or at least
+            2^48, whose squares would overflow.
         mean: fp64 [F].
         m2: fp64 [F], sum of squared deviations: the diagonal of C.
         scatter: fp32 [F, F], C itself; or [F, 128], C @ Omega, above 2,048 features.

@@ -19,7 +19,7 @@ class SiteObservation:
     """Everything learned at one site.
 
     Attributes:
-        operands: Statistics by operand. The weight's moments are of the last observed step; others add up.
+        operands: Statistics by operand. The weight's moments are of the last full look; others add up.
         m_seen: Rows of a call to how often they were seen.
         passes: The passes that were seen to run.
         calls: Calls in the last observed step, among which the sampled rows are shared out.

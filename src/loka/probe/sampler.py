@@ -32,7 +32,7 @@ class RowModel(Protocol):
     """A fitted model of rows."""
 
     def draw(self, rows: int, generator: torch.Generator) -> Tensor:
-        """fp32 [rows, F] on the device of the statistics; random numbers come from the CPU generator."""
+        """fp32 [rows, F] on the device of the statistics; decided by the CPU generator."""
         ...
 
 
@@ -65,7 +65,8 @@ def draw_rows(
 ) -> Tensor:
     """Draw fp32 [rows, F] on the statistics' device; fits the model each time (see `row_model`).
 
-    The random numbers themselves come from the CPU, so that a draw does not depend on the device.
+    On a GPU the numbers of a correlated draw come from a generator there, seeded by the one given: a draw
+    repeats itself on one kind of device, not across.
 
     Raises:
         UsageError: if the statistics hold no rows, or not the parts that the model needs.
@@ -83,6 +84,6 @@ def _need_rows(count: int) -> None:
 def _missing(part: str, model: OperandModel) -> UsageError:
     return UsageError(
         f"the statistics hold no {part}, which a draw by `{model}` needs",
-        hint="observe a full step (the first and each `live_every`-th observed one), or draw with "
+        hint="observe one step at least, in which each site is looked at in full, or draw with "
         "`model=OperandModel.NORMAL`",
     )

@@ -1,4 +1,4 @@
-"""Curves of every site for TensorBoard, written at each full observed step.
+"""Curves of every site for TensorBoard, written each time every site was looked at in full.
 
     with ProbeWriter("runs/probe") as writer, loka.Probe(model, on_observed=writer) as probe:
         ...

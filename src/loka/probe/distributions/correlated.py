@@ -1,8 +1,7 @@
 """Correlated normal numbers: a factor of a correlation matrix, full or of low rank, and draws from it.
 
 Shapes: F features, R directions. Worked out in fp64; factors are made unique (a Cholesky factor, the signs of
-directions) and the numbers behind a draw come from the CPU, so that it is the same on every device but for
-rounding.
+directions), so that they are the same on every device but for rounding.
 """
 
 from __future__ import annotations

@@ -80,10 +80,10 @@ def observed_training(
         resume: Go on from the checkpoint, if there is one.
         on_ceiling: Told once, as soon as the shares of a step are known.
         bar: As in `Progress`.
-        live_every: Each such observed step is a full one; by default 10, or 1 in a short run, which has too
+        live_every: Observed steps from one full look at a site to the next; by default 10, or 1 in a short run, which has too
             few observed steps to spare any.
         loss: What the profile asks about the change of the loss; None for no estimate.
-        on_observed: Told of every full observed step, as Probe does.
+        on_observed: Told each time every site was looked at in full again, as Probe does.
     """
     seed = job.all_seeds[0]
     model = fresh_model(job, source, seed).to(torch.device(job.train.device))
