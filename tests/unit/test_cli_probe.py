@@ -77,6 +77,15 @@ def test_the_options_reach_probe_and_the_site_table_is_in_words(
     assert places == sorted(places)
     assert "(se " in text  # of fwd the loss was estimated
     assert "loss not estimated" in text  # of dgrad and wgrad it was not
+    # A run that is over is not measured again, with other options neither.
+    before = (out / "profile.json").read_bytes()
+    capsys.readouterr()
+    assert command_line([*PROBE, *more, "--resume", "-o", str(out)]) == 0
+    assert (out / "profile.json").read_bytes() == before
+    other = [*PROBE, *more[:-1], "50", "--resume", "-o", str(out)]
+    assert command_line(other) == 2
+    assert "loss_rows" in capsys.readouterr().err
+    assert (out / "profile.json").read_bytes() == before
 
 
 def test_as_json() -> None:

@@ -45,6 +45,7 @@ def probe(
     not, and why.
     """
     set_level(talk)
+    from loka.artifacts import read_profile
     from loka.cli.ceiling import ceiling_text
     from loka.cli.configs import job_config
     from loka.cli.output import print_json, print_tables
@@ -60,7 +61,12 @@ def probe(
     rows = check_job(job, observed=True)
     # A source of its own, so that its bad rows are not counted twice.
     loss = loss_estimate(job, open_source(job.data, on_bad_row=job.on_bad_row), learning.loss_rows)
-    identity = {"verb": "probe", "live_every": learning.live_every, **job.identity()}
+    learned = {
+        "live_every": learning.live_every,
+        "loss_rows": learning.loss_rows,
+        "rows": list(learning.rows),
+    }
+    identity = {"verb": "probe", **learned, **job.identity()}
     with ExitStack() as stack:
         curves = _curves_folder(learning.tensorboard, folder.out)
         writer = None if curves is None else stack.enter_context(ProbeWriter(curves))
@@ -79,7 +85,10 @@ def probe(
             loss=loss,
             on_observed=writer,
         )
-        profile = write_learned(run, folder.out, rows=learning.rows)
+        written = folder.out / PROFILE_NAME
+        # Of a run that is over: what was clocked in its steps is known to it alone.
+        kept = folder.resume and written.exists()
+        profile = read_profile(written) if kept else write_learned(run, folder.out, rows=learning.rows)
     for reason, count in rows.skipped.items():
         logger.warning("%s rows left out: %s", f"{count:,}", reason)
     files = [folder.out / PROFILE_NAME, folder.out / STATISTICS_NAME]

@@ -80,8 +80,8 @@ def observed_training(
         resume: Go on from the checkpoint, if there is one.
         on_ceiling: Told once, as soon as the shares of a step are known.
         bar: As in `Progress`.
-        live_every: Observed steps from one full look at a site to the next; by default 10, or 1 in a short run, which has too
-            few observed steps to spare any.
+        live_every: Observed steps from one full look at a site to the next; by default 10, or 1 in a short
+            run, which has too few observed steps to spare any.
         loss: What the profile asks about the change of the loss; None for no estimate.
         on_observed: Told each time every site was looked at in full again, as Probe does.
     """
