@@ -16,9 +16,9 @@ from loka.numerics import (
     Moments,
     cast_loss,
     cast_operand,
-    column_spread,
+    column_octaves,
     format_loss,
-    row_spread,
+    row_octaves,
 )
 from loka.vocab import Format, Granularity, OperandSpec
 
@@ -83,15 +83,21 @@ def test_edges() -> None:
 
 def test_spread_of_rows_and_columns() -> None:
     x = torch.ones(1000, 100)
-    assert row_spread(Moments.of(x)) == column_spread(Moments.of(x)) == 0
+    assert len(set(row_octaves(Moments.of(x), (0.01, 0.99)) or [])) == 1
+    assert len(set(column_octaves(Moments.of(x), (0.01, 0.99)) or [])) == 1
     rows = x * torch.exp2(torch.arange(1000) % 10.0)[:, None]
-    assert row_spread(Moments.of(rows)) == 9
-    assert column_spread(Moments.of(rows)) == 0
+    low, high = row_octaves(Moments.of(rows), (0.01, 0.99)) or (0.0, 0.0)
+    assert high - low == 9
+    assert len(set(column_octaves(Moments.of(rows), (0.01, 0.99)) or [])) == 1
+    nothing = Moments.of(torch.zeros(3, 2))
+    assert row_octaves(nothing, (0.5,)) is column_octaves(nothing, (0.5,)) is None
     columns = x * torch.exp2(torch.arange(100) % 7.5)
     wanted = [math.log2(v) for v in sorted(columns.amax(dim=0).tolist())]
-    assert column_spread(Moments.of(columns)) == pytest.approx(wanted[math.ceil(98.01)] - wanted[0])
-    assert row_spread(Moments.of(columns)) == 0
+    found = column_octaves(Moments.of(columns), (0.0, 0.5, 1.0))
+    assert found == pytest.approx([wanted[0], wanted[round(49.5)], wanted[99]])
+    assert len(set(row_octaves(Moments.of(columns), (0.01, 0.99)) or [])) == 1
     dead = torch.zeros(5, 4)
     dead[2, 1] = 3.0
-    assert row_spread(Moments.of(dead)) == column_spread(Moments.of(dead)) == 0
-    assert row_spread(Moments.empty(4)) == column_spread(Moments.empty(4)) == 0
+    assert row_octaves(Moments.of(dead), (0.0, 1.0)) == [1.0, 1.0]
+    assert column_octaves(Moments.of(dead), (0.0, 1.0)) == pytest.approx([math.log2(3)] * 2)
+    assert row_octaves(Moments.empty(4), (0.5,)) is column_octaves(Moments.empty(4), (0.5,)) is None

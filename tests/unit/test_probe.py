@@ -14,7 +14,8 @@ import loka
 from loka.errors import UsageError
 from loka.kernels import device_of
 from loka.numerics import cast_operand, decode, exact_product, sqnr_db
-from loka.probe.live import Captured, live_errors, row_sample, site_generator
+from loka.probe.live import Captured, live_errors, site_generator
+from loka.probe.strata import stratified_rows
 from loka.probe.trial import ERROR_FIELDS, trials_of
 from loka.vocab import Format, Operand, Pass, Site
 
@@ -312,10 +313,10 @@ def test_a_loop_that_never_calls_the_model() -> None:
 
 
 def test_row_samples_are_reproducible_and_bounded() -> None:
-    assert row_sample(10, 10, torch.Generator()) is None
-    first = row_sample(5000, 1024, site_generator(1, "a", "p"))
-    again = row_sample(5000, 1024, site_generator(1, "a", "p"))
-    other = row_sample(5000, 1024, site_generator(1, "b", "p"))
+    assert stratified_rows(10, 10, torch.Generator()) is None
+    first = stratified_rows(5000, 1024, site_generator(1, "a", "p"))
+    again = stratified_rows(5000, 1024, site_generator(1, "a", "p"))
+    other = stratified_rows(5000, 1024, site_generator(1, "b", "p"))
     assert first is not None
     assert again is not None
     assert other is not None

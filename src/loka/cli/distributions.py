@@ -8,13 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from loka.numerics import HISTOGRAM_MIN_EXPONENT, Marginals, OperandStatistics, format_loss
+from loka.numerics import (
+    HISTOGRAM_MIN_EXPONENT,
+    Marginals,
+    Moments,
+    OperandStatistics,
+    column_octaves,
+    format_loss,
+    row_octaves,
+)
 from loka.vocab import Format
 
 __all__ = ["FORMATS", "QUANTILES", "Fate", "fate_of", "operand_numbers", "subnormal_share"]
 
+SPREAD = {"p1": 0.01, "p50": 0.5, "p99": 0.99}
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
 FORMATS = (Format.E4M3, Format.E5M2)
 
@@ -83,8 +91,8 @@ def operand_numbers(statistics: OperandStatistics) -> dict[str, Any]:
             }
             for f in FORMATS
         },
-        "row_amax_octaves": _row_spread([int(n) for n in moments.row_exponents.tolist()]),
-        "feature_amax_octaves": _feature_spread(moments.amax),
+        "row_amax_octaves": _named(row_octaves(moments, list(SPREAD.values()))),
+        "feature_amax_octaves": _of_features(moments),
         "drift": None if drift is None else drift._asdict(),
         "quantiles": None if statistics.marginals is None else _quantiles(statistics.marginals),
     }
@@ -95,32 +103,14 @@ def _history(statistics: OperandStatistics) -> dict[str, list[float]]:
     return {"steps": list(history.steps), "amax": history.values().tolist()}
 
 
-def _row_spread(histogram: Sequence[int]) -> dict[str, float] | None:
-    """log2 of the row amax at 1, 50 and 99 % of the rows that are not all zero; None without any."""
-    total = sum(histogram)
-    if not total:
-        return None
-    found = {}
-    for name, share in (("p1", 0.01), ("p50", 0.5), ("p99", 0.99)):
-        below = 0
-        for i, n in enumerate(histogram):
-            below += n
-            if below >= share * total:
-                found[name] = float(i + HISTOGRAM_MIN_EXPONENT)
-                break
-    return found
+def _named(octaves: Sequence[float] | None) -> dict[str, float] | None:
+    return None if octaves is None else dict(zip(SPREAD, octaves, strict=True))
 
 
-def _feature_spread(amax: Tensor) -> dict[str, float] | None:
-    """log2 of the features' amax at 1, 50 and 99 % of those not always zero, and how many always were."""
-    alive = amax[amax > 0].double()
-    if not alive.numel():
-        return None
-    logs = torch.log2(alive).sort().values
-    last = logs.numel() - 1
-    places = {"p1": 0.01, "p50": 0.5, "p99": 0.99}
-    spread = {name: float(logs[round(share * last)]) for name, share in places.items()}
-    return spread | {"always_zero": float(amax.numel() - alive.numel())}
+def _of_features(moments: Moments) -> dict[str, float] | None:
+    """The octaves of the features, and how many features were always zero."""
+    found = _named(column_octaves(moments, list(SPREAD.values())))
+    return None if found is None else found | {"always_zero": float((moments.amax == 0).sum())}
 
 
 def _quantiles(marginals: Marginals) -> list[dict[str, Any]]:

@@ -19,9 +19,9 @@ from loka.numerics.format_loss import (
     FLOAT8_FORMATS,
     FormatLoss,
     Share,
-    column_spread,
+    column_octaves,
     format_loss,
-    row_spread,
+    row_octaves,
 )
 from loka.numerics.marginals import MARGINAL_BINS, Marginals
 from loka.numerics.moments import HISTOGRAM_BINS, HISTOGRAM_MIN_EXPONENT, Moments
@@ -61,7 +61,7 @@ __all__ = [
     "amax_of",
     "cast_loss",
     "cast_operand",
-    "column_spread",
+    "column_octaves",
     "decode",
     "decode_scale",
     "exact_product",
@@ -75,7 +75,7 @@ __all__ = [
     "row_sums",
     "product_of_operands",
     "round_to_format",
-    "row_spread",
+    "row_octaves",
     "scale_per_element",
     "scale_shape",
     "sqnr_db",

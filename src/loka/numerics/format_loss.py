@@ -8,6 +8,9 @@ over log2. Bin 0 holds everything below 2^-47 and bin 63 everything from 2^15 up
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -18,7 +21,7 @@ from loka.numerics.cast import decode_scale
 from loka.numerics.moments import HISTOGRAM_BINS, HISTOGRAM_MIN_EXPONENT, Moments
 from loka.vocab import Format
 
-__all__ = ["FLOAT8_FORMATS", "FormatLoss", "Share", "column_spread", "format_loss", "row_spread"]
+__all__ = ["FLOAT8_FORMATS", "FormatLoss", "Share", "column_octaves", "format_loss", "row_octaves"]
 
 FLOAT8_FORMATS = (Format.E4M3, Format.E5M2, Format.E4M3FNUZ, Format.E5M2FNUZ)
 _SMALLEST = -149  # fp32's smallest magnitude is 2^-149
@@ -85,22 +88,24 @@ def format_loss(moments: Moments, format_: Format, *, scale: Tensor | float | No
     return FormatLoss(_divided(lost, nonzero), _divided(over, everything))
 
 
-def row_spread(moments: Moments, *, low: float = 0.01, high: float = 0.99) -> float:
-    """Octaves between two quantiles of the rows' amax, rows of zeros left out; known to an octave or two.
+def row_octaves(moments: Moments, shares: Sequence[float]) -> list[float] | None:
+    """log2 of the rows' amax at these shares of the rows that are not all zero; None without any.
 
-    It is what a tensorwise scale costs rows, and a rowwise one does not.
+    Known to an octave. How far apart rows lie is what a tensorwise scale costs them, and a rowwise one does
+    not.
     """
-    return _quantile(moments.row_exponents, high) - _quantile(moments.row_exponents, low)
+    counts = [int(n) for n in moments.row_exponents.tolist()]
+    if not sum(counts):
+        return None
+    return [_quantile(counts, share) for share in shares]
 
 
-def column_spread(moments: Moments, *, low: float = 0.01, high: float = 0.99) -> float:
-    """Octaves between two quantiles of the features' amax, features that were always 0 left out."""
+def column_octaves(moments: Moments, shares: Sequence[float]) -> list[float] | None:
+    """log2 of the features' amax at these shares of the features that were not always 0; None without any."""
     amax = moments.amax.double()
     alive = amax[amax > 0].log2().sort().values
-    if alive.numel() == 0:
-        return 0.0
     last = alive.numel() - 1
-    return float(alive[math.ceil(high * last)] - alive[math.floor(low * last)])
+    return [float(alive[round(share * last)]) for share in shares] if last >= 0 else None
 
 
 def _below(counts: list[int], amax: float, threshold: float) -> Share:
@@ -124,12 +129,9 @@ def _divided(share: Share, count: float) -> Share:
     return Share(*(part / count for part in share)) if count else Share(0.0, 0.0, 0.0)
 
 
-def _quantile(histogram: Tensor, q: float) -> float:
-    """The exponent below which a share q lies, counted in bins; 0 for an empty histogram."""
-    counts = histogram.tolist()
-    wanted, below = q * sum(counts), 0
-    for i, count in enumerate(counts):
-        below += count
-        if count and below >= wanted:
-            return float(i + HISTOGRAM_MIN_EXPONENT)
-    return 0.0
+def _quantile(counts: Sequence[int], share: float) -> float:
+    """The exponent of the bin up to which a share of the counts lies."""
+    at = bisect_left(list(accumulate(counts)), share * sum(counts))
+    while not counts[at]:  # a share of 0 begins at the first that is not empty
+        at += 1
+    return float(at + HISTOGRAM_MIN_EXPONENT)

@@ -14,6 +14,7 @@ from torch import Tensor
 from loka.kernels import device_of
 from loka.numerics import error_of_rows
 from loka.numerics.exact import exact_products
+from loka.probe.seen import row_numbers
 from loka.probe.trial import ERROR_FIELDS, CastSample, OperandSample, Trial, cast_sample, run_trial
 from loka.vocab import Device, GemmProblem, OperandSpec, Pass
 
@@ -27,7 +28,6 @@ __all__ = [
     "errors_of_operands",
     "live_errors",
     "live_operands",
-    "row_sample",
     "site_generator",
 ]
 
@@ -70,13 +70,6 @@ def site_generator(seed: int, site: str, purpose: str) -> torch.Generator:
     generator = torch.Generator("cpu")
     generator.manual_seed((seed % 2**31 << 32) ^ zlib.crc32(f"{site}\0{purpose}".encode()))
     return generator
-
-
-def row_sample(rows: int, limit: int, generator: torch.Generator) -> Tensor | None:
-    """Sorted row numbers of a sample without repetition, or None when all rows fit."""
-    if rows <= limit:
-        return None
-    return torch.randperm(rows, generator=generator, device="cpu")[:limit].sort().values
 
 
 def live_errors(
@@ -206,9 +199,8 @@ def _operands(
 ) -> LiveOperands:
     x, w = _finite_rows(captured.x), captured.w
     w_amax = _amax_of_weight(w)
-    pick = row_sample(x.shape[0], LIVE_ROWS, generator)
-    # Not to wait for the copy is to let the host run ahead of the GPU.
-    some = slice(None) if pick is None else pick.to(x.device, non_blocking=True)
+    pick = row_numbers(x, LIVE_ROWS, generator)
+    some = slice(None) if pick is None else pick
     out: LiveOperands = {}
     whole = w.clone() if own and min(w.shape) <= LIVE_OUTPUTS else w
     if Pass.FWD in passes:
@@ -218,8 +210,8 @@ def _operands(
     if captured.g is None or captured.g_amax is None:
         return out
     g = _finite_rows(captured.g)
-    chosen = row_sample(g.shape[1], LIVE_ROWS, generator)
-    columns = slice(None) if chosen is None else chosen.to(g.device, non_blocking=True)
+    chosen = row_numbers(g.t(), LIVE_ROWS, generator)
+    columns = slice(None) if chosen is None else chosen
     inputs = _some_outputs(w.shape[1], w.device)
     wanted = captured.passes.intersection(passes)
     if Pass.DGRAD in wanted:
