@@ -1,6 +1,7 @@
 """Exact maths: the cast's formula, the reference product, errors and mergeable statistics."""
 
 from loka.numerics.amax_history import HISTORY_STEPS, AmaxHistory
+from loka.numerics.block_norm import block_rms_norm, block_rms_norm_gradients, bound_scale
 from loka.numerics.cast import amax_of, cast_operand, decode_scale, round_to_format
 from loka.numerics.covariance import FULL_FEATURES, RANK, SKETCH, Covariance
 from loka.numerics.drift import WINDOW_STEPS, Drift, total_variation
@@ -59,6 +60,9 @@ __all__ = [
     "Quantized",
     "Share",
     "amax_of",
+    "block_rms_norm",
+    "block_rms_norm_gradients",
+    "bound_scale",
     "cast_loss",
     "cast_operand",
     "column_octaves",

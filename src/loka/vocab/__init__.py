@@ -9,6 +9,7 @@ from loka.vocab.formats import (
     ScaleLayout,
     ScaleRounding,
 )
+from loka.vocab.norm import BlockNormSpec
 from loka.vocab.operands import A_FORMATS, PASS_OPERANDS, OperandSpec
 from loka.vocab.problem import Device, GemmProblem, Support
 from loka.vocab.recipe import BF16_PRODUCT, RECIPES, ProductRecipe, Recipe
@@ -23,6 +24,7 @@ __all__ = [
     "PASS_OPERANDS",
     "RECIPES",
     "Accumulation",
+    "BlockNormSpec",
     "Device",
     "Format",
     "GemmProblem",
