@@ -17,6 +17,7 @@ _HOMES = {
     "Recipe": "loka.api",
     "Requirement": "loka.api",
     "Site": "loka.api",
+    "apply_mods": "loka.api",
     "apply_plan": "loka.api",
     "find_sites": "loka.api",
     "load_plan": "loka.api",
@@ -29,6 +30,8 @@ __all__ = ["__version__", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "mods":
+        return import_module("loka.mods")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'loka' has no attribute {name!r}")

@@ -7,6 +7,7 @@ import os
 from loka.artifacts import Plan, Profile, read_plan
 from loka.artifacts import read_profile as load_profile
 from loka.dispatch import apply_plan, make_plan, revert, validate_plan
+from loka.mods import apply_mods
 from loka.probe import Probe
 from loka.sites import find_sites
 from loka.vocab import Recipe, Requirement, Site
@@ -18,6 +19,7 @@ __all__ = [
     "Recipe",
     "Requirement",
     "Site",
+    "apply_mods",
     "apply_plan",
     "find_sites",
     "load_plan",

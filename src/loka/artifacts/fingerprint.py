@@ -38,7 +38,7 @@ def fingerprint(sites: Sequence[Site], parameters: int, mods: Sequence[str] = ()
     Args:
         sites: Every site of the model, functional ones included, in any order.
         parameters: Number of parameters of the model.
-        mods: Names of the mods applied, in order.
+        mods: Names of the mods in it, sorted.
     """
     rows = sorted((s.name, s.kind, s.n, s.k, s.bias) for s in sites)
     digest = hashlib.sha256(msgspec.json.encode(rows)).hexdigest()

@@ -35,7 +35,7 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     Attributes:
         sites: SHA-256 over the sorted (name, kind, n, k, bias) of every site, in hex.
         parameters: Number of parameters of the model.
-        mods: Names of the mods applied, in order.
+        mods: Names of the mods in it, sorted.
     """
 
     sites: str

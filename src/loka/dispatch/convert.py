@@ -26,6 +26,7 @@ from loka.planned import (
     why_not_revertible,
 )
 from loka.sites import why_not_plannable
+from loka.sites.mods import mods_of
 from loka.vocab import Device, Pass, Site
 
 __all__ = ["apply_plan", "revert"]
@@ -120,9 +121,14 @@ def _check_model(model: nn.Module, plan: Plan, sites: Sequence[Site] | None) -> 
         module = modules.get(site.name)
         if isinstance(module, nn.Linear) and (reason := why_not_plannable(module)):
             lines.append(f"{site.name}  cannot be planned: {reason}")
-    if plan.model.mods:
-        lines.append(f"mods  only in the plan: {', '.join(plan.model.mods)}")
-    if sites is not None and not lines and fingerprint(sites, plan.model.parameters) != plan.model:
+    mods = mods_of(model)
+    for where, more in (
+        ("plan", set(plan.model.mods) - set(mods)),
+        ("model", set(mods) - set(plan.model.mods)),
+    ):
+        if more:
+            lines.append(f"mods  only in the {where}: {', '.join(sorted(more))}")
+    if sites is not None and not lines and fingerprint(sites, plan.model.parameters, mods) != plan.model:
         known = {site.name for site in plan.sites} | set(plan.unplanned)
         found = {site.name for site in sites}
         lines += [f"{name}  only in the plan" for name in sorted(known - found)]

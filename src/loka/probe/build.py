@@ -25,6 +25,7 @@ from loka.probe.observer import SiteObservation
 from loka.probe.sampled import sample_errors
 from loka.probe.times import time_kernels
 from loka.probe.trial import trials_of
+from loka.sites.mods import mods_of
 from loka.vocab import Accumulation, Device, Operand, Pass, ProductRecipe, Site
 
 __all__ = ["Learned", "build_profile", "loss_products", "m_buckets", "m_quantiles"]
@@ -111,7 +112,7 @@ def build_profile(
     if timed:
         notes.append(f"kernels were tried on drawn operands in {time.monotonic() - begun:.1f} s")
     return Profile(
-        model=fingerprint(sites, sum(p.numel() for p in learned.model.parameters())),
+        model=fingerprint(sites, sum(p.numel() for p in learned.model.parameters()), mods_of(learned.model)),
         device=learned.device,
         steps_seen=learned.steps_seen,
         steps_observed=learned.steps_observed,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.errors import UsageError
+from loka.mods import BlockNorm
 
 __all__ = ["MLP", "DenseRow", "LogitHead", "NormSwish", "check_width", "initialize"]
 
@@ -109,7 +110,7 @@ def initialize(model: nn.Module, *, seed: int) -> None:
 
     Linear: uniform in +-1/sqrt(in_features), bias too (torch's own default). EmbeddingBag: uniform in
     +-0.1/sqrt(width): a row's norm does not depend on the width, and ids that are seen seldom stay near zero.
-    LayerNorm: 1 and 0.
+    LayerNorm: 1 and 0. BlockNorm: 1.
 
     Args:
         model: A model on a real device, its parameters perhaps uninitialized.
@@ -122,7 +123,7 @@ def initialize(model: nn.Module, *, seed: int) -> None:
         own = list(module.named_parameters(recurse=False))
         if not own:
             continue
-        if isinstance(module, nn.LayerNorm):
+        if isinstance(module, nn.LayerNorm | BlockNorm):
             module.reset_parameters()
             continue
         if isinstance(module, nn.Linear):
