@@ -17,6 +17,7 @@ PUBLIC = [
     "Requirement",
     "Site",
     "__version__",
+    "apply_mods",
     "apply_plan",
     "find_sites",
     "load_plan",
@@ -45,7 +46,15 @@ def test_every_name_loads_is_documented_and_typed(name: str) -> None:
 
 
 def test_functions_take_options_by_keyword() -> None:
-    for name in ("apply_plan", "find_sites", "make_plan", "revert", "load_plan", "load_profile"):
+    for name in (
+        "apply_mods",
+        "apply_plan",
+        "find_sites",
+        "make_plan",
+        "revert",
+        "load_plan",
+        "load_profile",
+    ):
         parameters = inspect.signature(getattr(loka, name)).parameters.values()
         positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         assert len(positional) <= 2, f"{name}: {[p.name for p in positional]}"
