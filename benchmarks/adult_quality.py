@@ -1,6 +1,7 @@
 """What tensorwise FP8 everywhere costs a small DCN-V2 on Adult, where the cost sits, and a plan without it.
 
     python benchmarks/adult_quality.py --scratch FOLDER --out OUT [--movielens data/ml-100k] [--workers N]
+        --dense standardised --epochs 12 --retrain-epochs 4 --planning-seeds 20
 
 The model: embeddings of width 16 and the dense features side by side into two cross layers, a deep part of
 256-128 beside them, an FP32 output layer. `naive` runs every wide product in tensorwise FP8 with dynamic
@@ -12,8 +13,8 @@ ones.
 
 Nothing is chosen on test rows: groups are retrained on seeds 1000.. and judged on validation rows, the number
 of epochs is the one with the least validation loss of bf16 on seeds 1000-1002 among `--epochs`, and the plan
-follows from these. Retrainings pass the rows once. The test rows, a third of Adult by a fixed permutation,
-and the seeds 100.. only judge. Every run leaves a file in FOLDER and is not done again.
+follows from these. The test rows, a third of Adult by a fixed permutation, and the seeds 100.. only judge.
+Every run leaves a file in FOLDER and is not done again.
 
 What naive FP8 costs depends on the scale of the dense features, so `--dense` may be given several times. The
 one whose naive plan costs validation rows of the planning seeds most surely (mean less 1.64 standard errors,
@@ -218,15 +219,18 @@ def main() -> None:
         help="form of Adult's numbers; repeatable (default: log1p and standardised)",
     )
     parser.add_argument("--epochs", type=int, default=2, help="passes over the rows, at most")
+    parser.add_argument("--retrain-epochs", type=int, default=1, help="passes over the rows of a retraining")
+    parser.add_argument("--planning-seeds", type=int, default=40, help="seeds of the retrainings")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--commit", help="of the code, where the checkout does not say")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     _one_thread()
     forms = args.dense or [Dense.LOG1P, Dense.STANDARDISED]
-    epochs = args.epochs
+    epochs, short, seeds = args.epochs, args.retrain_epochs, args.planning_seeds
     studies = [
-        Study(f"adult_{d}", "adult", d, args.scratch, epochs, 1, 40, 20, 40) for d in dict.fromkeys(forms)
+        Study(f"adult_{d}", "adult", d, args.scratch, epochs, short, seeds, min(seeds, 20), 40)
+        for d in dict.fromkeys(forms)
     ]
     if args.movielens is not None:
         data = f"movielens:{args.movielens}"
