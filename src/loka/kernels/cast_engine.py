@@ -37,7 +37,7 @@ def cast(x: Tensor, specs: tuple[OperandSpec, ...], *, scale: Tensor | None = No
     """
     if x.dim() != 2:
         raise UsageError(f"cast takes a 2-D tensor, got shape {tuple(x.shape)}")
-    on_gpu = x.is_cuda and x.dtype in _GPU_DTYPES and x.numel() > 0
+    on_gpu = _on_gpu(x)
     # Places in lists, not keys: torch 2.11 compiles code that takes two specs with other fields for one key.
     made: list[Quantized | None] = [None] * len(specs)
     for i, spec in enumerate(specs):
@@ -55,6 +55,10 @@ def cast(x: Tensor, specs: tuple[OperandSpec, ...], *, scale: Tensor | None = No
             elif made[j] is None and second is not None and twin is not None and _same(other, twin):
                 made[j] = second
     return tuple(q for q in made if q is not None)
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype in _GPU_DTYPES and x.numel() > 0
 
 
 def _same(a: OperandSpec, b: OperandSpec) -> bool:
