@@ -10,18 +10,21 @@ from torch import Tensor, nn
 
 from loka.errors import UsageError
 from loka.planned import is_planned
+from loka.probe.observation import SiteObservation
 from loka.sites import plannable_linears, why_not_plannable
 from loka.sites.discover import module_names
-from loka.vocab import Site
+from loka.vocab import Operand, Site
 
 __all__ = [
     "Changes",
     "changes_between",
+    "check_learned_of_state",
     "check_sites_of_state",
     "nothing_observed",
     "nothing_to_observe",
     "observable_linears",
     "observable_sites",
+    "shape_of",
     "unwrapped",
 ]
 
@@ -76,25 +79,45 @@ class Changes:
     stale: frozenset[str]
 
 
-def changes_between(old: Mapping[str, nn.Linear], new: Mapping[str, nn.Linear]) -> Changes | None:
-    """What was added, replaced or removed; None where nothing was."""
+def changes_between(
+    old: Mapping[str, nn.Linear], new: Mapping[str, nn.Linear], shapes: Mapping[str, tuple[int, int]]
+) -> Changes | None:
+    """What was added, replaced, removed or given another shape; None where nothing was.
+
+    Args:
+        old: The linears that were known.
+        new: Those of now.
+        shapes: Of the old ones, (N, K), when they were taken: a module may be given another weight.
+    """
     added = sorted(new.keys() - old.keys())
     removed = sorted(old.keys() - new.keys())
-    replaced = sorted(name for name in old.keys() & new.keys() if old[name] is not new[name])
-    if not (added or removed or replaced):
+    both = sorted(old.keys() & new.keys())
+    replaced = [name for name in both if old[name] is not new[name]]
+    reshaped = [name for name in both if old[name] is new[name] and shape_of(new[name]) != shapes[name]]
+    if not (added or removed or replaced or reshaped):
         return None
-    stale = {name for name in replaced if _shape(old[name]) != _shape(new[name])} | set(removed)
+    stale = {name for name in replaced if shape_of(new[name]) != shapes[name]} | {*removed, *reshaped}
+    happened = {
+        "added": added,
+        "replaced": replaced,
+        "removed": removed,
+        "given a weight of another shape": reshaped,
+    }
     parts = [
         f"{_listed(names)} {'was' if len(names) == 1 else 'were'} {what}"
-        for names, what in ((added, "added"), (replaced, "replaced"), (removed, "removed"))
+        for what, names in happened.items()
         if names
     ]
     text = f"after Probe was attached {', '.join(parts)}"
     return Changes(text, frozenset(stale))
 
 
-def _shape(linear: nn.Linear) -> tuple[int, int]:
-    return linear.out_features, linear.in_features
+def shape_of(linear: nn.Linear) -> tuple[int, int]:
+    """(N, K) of the weight, which tells more than the module's own numbers where somebody put another in."""
+    weight: Tensor | None = linear._parameters.get("weight")
+    if weight is None or weight.dim() != 2:
+        return linear.out_features, linear.in_features
+    return weight.shape[0], weight.shape[1]
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -143,6 +166,11 @@ def nothing_observed(*, seen: int, every: int, ran: Mapping[bool, bool], found: 
             "only",
             hint="call `model.train()` before the loop; evaluation between steps is left out",
         )
+    if not found and ran.get(True):
+        return UsageError(
+            f"no step was observed: in {seen} steps the linears that ran were given nothing to look at",
+            hint="inputs that are nested, sparse or inside a function transform such as vmap are left out",
+        )
     if not found:
         return UsageError(
             f"no step was observed: in {seen} steps no linear of the model that Probe was given was called",
@@ -167,9 +195,30 @@ def check_sites_of_state(sites: Sequence[Site], linears: Mapping[str, nn.Linear]
         linear = linears.get(site.name)
         if linear is None:
             lines.append(f"{site.name}  not a linear of this model that can be planned")
-        elif _shape(linear) != (site.n, site.k):
-            here = f"{linear.out_features}x{linear.in_features}"
+        elif shape_of(linear) != (site.n, site.k):
+            here = "x".join(map(str, shape_of(linear)))
             lines.append(f"{site.name}  N x K is {here} here, {site.n}x{site.k} in the state")
+    if lines:
+        raise UsageError(
+            "the saved state of Probe is of another model", lines=lines[:_SHOWN], hint="probe this model anew"
+        )
+
+
+def check_learned_of_state(learned: Mapping[str, SiteObservation], linears: Mapping[str, nn.Linear]) -> None:
+    """Refuse statistics of other features than the model's linears of these names have.
+
+    Raises:
+        UsageError: listing them.
+    """
+    lines = []
+    for name, known in learned.items():
+        n, k = shape_of(linears[name]) if name in linears else (0, 0)
+        wanted = {Operand.INPUT: k, Operand.WEIGHT: k, Operand.GRAD_OUTPUT: n}
+        lines += [
+            f"{name}  {operand} has {wanted[operand]} features here, {found} in the state"
+            for operand, of in known.operands.items()
+            if name in linears and (found := of.moments.mean.numel()) != wanted[operand]
+        ]
     if lines:
         raise UsageError(
             "the saved state of Probe is of another model", lines=lines[:_SHOWN], hint="probe this model anew"

@@ -130,6 +130,11 @@ class _Sums:
     @classmethod
     def unpacked(cls, numbers: Sequence[float]) -> _Sums:
         half = 2 + len(_NUMBERS)
+        if len(numbers) != half + len(_NUMBERS):
+            raise UsageError(
+                f"an error in this state of a Probe has {len(numbers)} numbers, not {half + len(_NUMBERS)}",
+                hint="it was saved by another version of LoKA, or is damaged: probe again",
+            )
         return cls(int(numbers[0]), numbers[1], list(numbers[2:half]), list(numbers[half:]))
 
 
@@ -228,13 +233,14 @@ class ErrorLog:
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take up what `state` gave.
+        """Take up what `state` gave, in place of what is known.
 
         Raises:
-            UsageError: for the state of another version of LoKA.
+            UsageError: for the state of another version of LoKA; nothing is changed then.
         """
-        for text, tensor in state.items():
-            self._sums[ErrorKey.of_text(text)] = _Sums.unpacked(tensor.tolist())
+        sums = {ErrorKey.of_text(text): _Sums.unpacked(tensor.tolist()) for text, tensor in state.items()}
+        self._sums = defaultdict(_Sums, sums)
+        self._pending.clear()
 
     def merge(self, state: Mapping[str, Tensor]) -> None:
         """Take in what another rank's log holds, given as its `state`."""

@@ -10,6 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from loka.probe.attach import observable_sites
 from loka.sites import SiteWatch
+from loka.sites.hooks import PassingHook
 from loka.vocab import Site
 
 __all__ = ["SiteFinder"]
@@ -46,7 +47,8 @@ class SiteFinder:
         def note(module: nn.Module, args: Any) -> None:
             self.ran[self._model.training] = True
 
-        self._handles = [linear.register_forward_pre_hook(note) for linear in linears.values()]
+        hook = PassingHook(note)
+        self._handles = [linear.register_forward_pre_hook(hook) for linear in linears.values()]
 
     def stop(self) -> list[Site] | None:
         """End watching.

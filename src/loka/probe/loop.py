@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from loka.probe.attach import (
     device_of_linears,
     nothing_to_observe,
     observable_linears,
+    shape_of,
 )
 from loka.probe.eager import EAGER
 from loka.probe.error_log import ErrorLog
@@ -30,6 +32,7 @@ from loka.probe.overhead import StepKind
 from loka.probe.schedule import Schedule
 from loka.probe.step_profile import StepProfiler, shares_of
 from loka.probe.trial import Trial, trials_of
+from loka.sites.reasons import NOT_REACHED
 from loka.vocab import Pass, Site
 
 __all__ = ["Loop"]
@@ -72,6 +75,7 @@ class Loop:
         self.linears = observable_linears(model)
         if not self.linears:
             raise nothing_to_observe(model)
+        self._shapes = {name: shape_of(linear) for name, linear in self.linears.items()}
         self.where = device_of_linears(self.linears)
         self.device = device_of(self.where)
         self.log = ErrorLog()
@@ -149,6 +153,7 @@ class Loop:
             if self._observing:
                 self._observing = False
                 self.observer.disarm(hand_over=stepped, await_gradients=stepped)
+                self._take_late_sites()
                 if not stepped and self._unread == self._step + 1:
                     self._unread = None
             if self._profiler is not None:
@@ -165,6 +170,27 @@ class Loop:
         self._trials = {
             site.name: trials_of(site, self.device) for site in sites if site.plannable and site.rows
         }
+
+    def _take_late_sites(self) -> None:
+        """Sites that the first step did not reach and an observed one did: a branch that was taken later."""
+        known = self.observer.sites
+        late = [s.name for s in self.sites or () if s.not_planned == NOT_REACHED and s.name in known]
+        if not late:
+            return
+        sites = [
+            replace(s, not_planned="", rows=max(known[s.name].m_seen, default=0), calls=known[s.name].calls)
+            if s.name in late
+            else s
+            for s in self.sites or ()
+        ]
+        self.take_sites(sites)
+        _log.info("first reached in step %d: %s", self._step + 1, ", ".join(late))
+
+    def what_was_left_out(self) -> list[str]:
+        """A note for each site of which calls were not looked at."""
+        return [
+            f"calls of `{name}` were not looked at: {why}" for name, why in self.observer.left_out.items()
+        ]
 
     def read_numbers(self) -> None:
         """Read what the last observed steps measured, and tell who wants to know."""
@@ -235,7 +261,7 @@ class Loop:
         Where none is left, as after `apply_plan`, what was learned stays.
         """
         linears = observable_linears(self.model)
-        changes = changes_between(self.linears, linears)
+        changes = changes_between(self.linears, linears, self._shapes)
         if changes is None or self._is_over:
             return
         if not linears:
@@ -247,6 +273,7 @@ class Loop:
         self.notes.append(changes.text)
         known = self.observer.sites
         self.linears, self.sites, self._trials = linears, None, {}
+        self._shapes = {name: shape_of(linear) for name, linear in linears.items()}
         self.observer = self._new_observer()
         self.observer.sites = {name: site for name, site in known.items() if name not in changes.stale}
         self.log.drop_sites(changes.stale)

@@ -42,8 +42,9 @@ class SiteObservation:
 
     def take(self, operand: Operand, batch: BatchStatistics, *, step: int) -> None:
         """Add what one tensor of an observed step gave to the operand's statistics."""
-        known = self.operands.get(operand)
-        if known is None:
-            features, device = batch.moments.mean.numel(), batch.moments.mean.device
+        known, features = self.operands.get(operand), batch.moments.mean.numel()
+        # A weight that got another shape in the middle of a step: what was known is of another product.
+        if known is None or known.moments.mean.numel() != features:
+            device = batch.moments.mean.device
             known = self.operands[operand] = OperandStatistics.empty(features, device)
         known.take(batch, step=step, replaces=operand is Operand.WEIGHT, merged=merge_moments)

@@ -19,6 +19,7 @@ from loka.numerics import BatchStatistics
 from loka.probe.live import SAMPLED_ROWS, Captured, site_generator
 from loka.probe.observation import SiteObservation
 from loka.probe.seen import Sampled, SeenTensors, row_numbers, rows_of_features, taken
+from loka.sites.hooks import PassingHook
 from loka.vocab import Operand, Pass
 
 __all__ = ["Observer", "SiteObservation"]
@@ -84,6 +85,10 @@ class Observer:
             step.
         seed: For the sample of rows.
         is_training: Says whether a forward belongs to training; evaluation between steps is left out.
+
+    Attributes:
+        sites: What is known, by site.
+        left_out: Site to the reason why a call of it was not looked at.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class Observer:
         is_training: Callable[[], bool],
     ) -> None:
         self.sites: dict[str, SiteObservation] = {}
+        self.left_out: dict[str, str] = {}
         self._linears = dict(linears)
         self._on_captured = on_captured
         self._is_training = is_training
@@ -118,7 +124,7 @@ class Observer:
         self._full = frozenset(self._linears if full is None else full)
         self._now.clear()
         for name, module in self._linears.items():
-            hook = self._forward_hook(name)
+            hook = PassingHook(self._forward_hook(name))
             # First: a hook of the user's may change what the linear gave.
             self._handles.append(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
 
@@ -170,6 +176,9 @@ class Observer:
             if module is not self._linears.get(name) or not self._handles or not self._is_training():
                 return
             x = args[0] if args else kwargs["input"]
+            if reason := _why_not_seen(x, output):
+                self.left_out.setdefault(name, reason)
+                return
             # A recomputed forward (activation checkpointing) runs inside a backward: its input was counted.
             recomputed = torch._C._current_graph_task_id() != -1
             see = self._see_again if recomputed else self._see_input
@@ -291,6 +300,18 @@ class Observer:
         # Now, not at the end of the step: the optimizer changes the weight in between.
         now.captured = None
         self._on_captured(name, captured)
+
+
+def _why_not_seen(x: object, output: object) -> str:
+    """Why a call is not looked at; empty where it is."""
+    for tensor in (x, output):
+        if not isinstance(tensor, Tensor):
+            return f"a {type(tensor).__name__} is no tensor"
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return "it ran inside a function transform such as vmap"
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            return f"its input is {'nested' if tensor.is_nested else 'sparse'}"
+    return ""
 
 
 def _base_of(output: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 from loka.artifacts.statistics import BackgroundWrite, write_statistics_in_background
 from loka.errors import UsageError
 from loka.numerics import OperandStatistics
+from loka.probe.schedule import check_count
 from loka.vocab import Operand
 
 __all__ = ["PeriodicSaving"]
@@ -24,13 +25,16 @@ class PeriodicSaving:
         every: Steps from one write to the next.
 
     Raises:
-        UsageError: for every < 1, or a folder that does not exist.
+        UsageError: for every < 1, a folder instead of a file, or one in a folder that does not exist.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, every: int) -> None:
-        if every < 1:
-            raise UsageError(f"Probe(save_every={every}) must be at least 1")
+        check_count("save_every", every)
         if path is not None:
+            if not isinstance(path, str | os.PathLike):
+                raise UsageError(f"Probe(save_to={path!r}) must be the path of a file")
+            if Path(path).is_dir():
+                raise UsageError(f"Probe(save_to={os.fspath(path)!r}) is a folder", hint="name a file in it")
             folder = Path(path).absolute().parent
             if not folder.is_dir():
                 raise UsageError(

@@ -11,10 +11,18 @@ from loka.errors import UsageError
 from loka.probe.overhead import StepClock, StepKind, rounded_up
 from loka.probe.ranks import Ranks
 
-__all__ = ["Schedule"]
+__all__ = ["Schedule", "check_count"]
 
 _log = logging.getLogger("loka.probe")
 _DECIDES_FROM = 3  # observed steps, on every rank alike
+
+
+def check_count(name: str, value: object) -> None:
+    """Raise UsageError unless an option of Probe is a whole number from 1 on."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"Probe({name}={value!r}) must be a whole number")
+    if value < 1:
+        raise UsageError(f"Probe({name}={value}) must be at least 1")
 
 
 class Schedule:
@@ -44,11 +52,11 @@ class Schedule:
         self, *, every: int, live_every: int, max_overhead: float | None, where: torch.device, ranks: Ranks
     ) -> None:
         for name, value in (("every", every), ("live_every", live_every)):
-            if value < 1:
-                raise UsageError(f"Probe({name}={value}) must be at least 1")
-        if max_overhead is not None and not 0 < max_overhead < 1:
+            check_count(name, value)
+        number = isinstance(max_overhead, int | float) and not isinstance(max_overhead, bool)
+        if max_overhead is not None and not (number and 0 < max_overhead < 1):
             raise UsageError(
-                f"Probe(max_overhead={max_overhead}) must lie in (0, 1)",
+                f"Probe(max_overhead={max_overhead!r}) must lie in (0, 1)",
                 hint="it is a share of the training, 0.01 for 1 %; None switches the limit off",
             )
         self.every, self.live_every = every, live_every

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from loka.artifacts.profile import ErrorTable, Overhead, Profile, StepShares
 from loka.errors import UsageError
 from loka.numerics import OperandStatistics, statistics_bytes
-from loka.probe.attach import check_sites_of_state, nothing_observed, unwrapped
+from loka.probe.attach import check_learned_of_state, check_sites_of_state, nothing_observed, unwrapped
 from loka.probe.build import Learned, build_profile
 from loka.probe.held_out import Evaluate, HeldOut
 from loka.probe.later import QUEUE_BYTES
@@ -21,7 +21,12 @@ from loka.probe.loop import Loop
 from loka.probe.ranks import Ranks
 from loka.probe.saving import PeriodicSaving
 from loka.probe.schedule import Schedule
-from loka.probe.session_state import load_counts, load_errors, sites_in_state, state_of_session
+from loka.probe.session_state import (
+    counts_in_state,
+    errors_in_state,
+    sites_in_state,
+    state_of_session,
+)
 from loka.probe.state import sites_of_state, state_of_sites
 from loka.vocab import Operand, Site
 
@@ -90,6 +95,12 @@ class Probe:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise UsageError(f"Probe takes an nn.Module, got a {type(model).__name__}")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise UsageError(f"Probe(seed={seed!r}) must be a whole number")
+        if on_observed is not None and not callable(on_observed):
+            raise UsageError(
+                f"Probe(on_observed={on_observed!r}) must be a function of this Probe and a step"
+            )
         self._loop = Loop(unwrapped(model), seed=seed, on_read=self._tell)
         self._ranks = Ranks(together=across_ranks)
         self._schedule = Schedule(
@@ -254,6 +265,7 @@ class Probe:
         """What this rank learned, or all ranks together."""
         schedule = self._schedule
         notes = [*([schedule.note] if schedule.note else []), *dict.fromkeys(self._loop.notes)]
+        notes += self._loop.what_was_left_out()
         if self._ranks.count > 1:
             notes.append(f"statistics and errors are of {self._ranks.count} ranks")
         return Learned(
@@ -290,14 +302,19 @@ class Probe:
         """Go on from what `state_dict` gave, or make profiles of it without a loop.
 
         Raises:
-            UsageError: for what is no state of a Probe, or one of another model.
+            UsageError: for what is no state of a Probe, a damaged one, or one of another model; nothing is
+                changed then.
         """
         sites = sites_in_state(state)
         if sites is not None:
             check_sites_of_state(sites, self._loop.linears)
-        load_counts(state, self._schedule)
-        self._loop.observer.sites = sites_of_state(state, where=self._loop.where)
-        load_errors(state, self._loop.log)
+        learned = sites_of_state(state, where=self._loop.where)
+        check_learned_of_state(learned, self._loop.linears)
+        counts, errors = counts_in_state(state), errors_in_state(state)
+        # All is read: from here on nothing can fail, so that no half of a state is taken up.
+        self._schedule.resume(**counts)
+        self._loop.observer.sites = learned
+        self._loop.log.load(errors)
         if sites is not None:
             self._loop.take_sites(sites)
 

@@ -13,9 +13,10 @@ from loka.probe.error_log import ErrorLog
 from loka.probe.schedule import Schedule
 from loka.vocab import Site
 
-__all__ = ["load_counts", "load_errors", "sites_in_state", "state_of_session"]
+__all__ = ["counts_in_state", "errors_in_state", "sites_in_state", "state_of_session"]
 
 _SITES, _ERRORS = "sites", "errors\t"
+_COUNTS = ("seen", "observed", "raised_to")
 
 
 def state_of_session(schedule: Schedule, sites: Sequence[Site] | None, log: ErrorLog) -> dict[str, Tensor]:
@@ -31,8 +32,8 @@ def state_of_session(schedule: Schedule, sites: Sequence[Site] | None, log: Erro
     return state | {f"{_ERRORS}{key}": rows for key, rows in log.state().items()}
 
 
-def load_counts(state: Mapping[str, Tensor], schedule: Schedule) -> None:
-    """Steps seen and observed, and what `every` was raised to.
+def counts_in_state(state: Mapping[str, Tensor]) -> dict[str, int]:
+    """Steps `seen` and `observed`, and what `every` was `raised_to`.
 
     Raises:
         UsageError: for a state that no Probe made.
@@ -42,8 +43,11 @@ def load_counts(state: Mapping[str, Tensor], schedule: Schedule) -> None:
             "this is no state of a Probe: it holds no `seen` and `observed`",
             hint="load what `state_dict()` of a Probe gave",
         )
-    raised_to = int(state["raised_to"]) if "raised_to" in state else 0
-    schedule.resume(seen=int(state["seen"]), observed=int(state["observed"]), raised_to=raised_to)
+    known = {name: state[name] for name in _COUNTS if name in state}
+    for name, tensor in known.items():
+        if tensor.numel() != 1 or tensor.is_floating_point() or int(tensor) < 0:
+            raise UsageError(f"this state of a Probe is damaged: `{name}` is no count but {tensor}")
+    return dict.fromkeys(_COUNTS, 0) | {name: int(tensor) for name, tensor in known.items()}
 
 
 def sites_in_state(state: Mapping[str, Tensor]) -> list[Site] | None:
@@ -57,6 +61,12 @@ def sites_in_state(state: Mapping[str, Tensor]) -> list[Site] | None:
         raise UsageError(f"the sites in this state of a Probe cannot be read: {error}") from error
 
 
-def load_errors(state: Mapping[str, Tensor], log: ErrorLog) -> None:
-    """Errors measured so far."""
-    log.load({key.removeprefix(_ERRORS): rows for key, rows in state.items() if key.startswith(_ERRORS)})
+def errors_in_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Errors measured so far, as `ErrorLog.load` takes them.
+
+    Raises:
+        UsageError: for errors that it would not take.
+    """
+    errors = {key.removeprefix(_ERRORS): rows for key, rows in state.items() if key.startswith(_ERRORS)}
+    ErrorLog().load(errors)
+    return errors

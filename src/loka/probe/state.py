@@ -13,7 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from loka.numerics import Moments, OperandStatistics
+from loka.errors import UsageError
+from loka.numerics import Covariance, Marginals, Moments, OperandStatistics
 from loka.probe.observer import SiteObservation
 from loka.vocab import Operand, Pass
 
@@ -34,7 +35,22 @@ def state_of_sites(sites: Mapping[str, SiteObservation]) -> dict[str, Tensor]:
 
 
 def sites_of_state(state: Mapping[str, Tensor], *, where: torch.device) -> dict[str, SiteObservation]:
-    """The inverse of `state_of_sites`, statistics on the device `where`; other keys are left alone."""
+    """The inverse of `state_of_sites`, statistics on the device `where`; other keys are left alone.
+
+    Raises:
+        UsageError: for keys or tensors that `state_of_sites` does not make.
+    """
+    try:
+        return _sites_of_state(state, where)
+    except UsageError:
+        raise
+    except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
+        raise UsageError(
+            f"this state of a Probe is damaged: {error}", hint="load what `state_dict()` of a Probe gave"
+        ) from error
+
+
+def _sites_of_state(state: Mapping[str, Tensor], where: torch.device) -> dict[str, SiteObservation]:
     sites: dict[str, SiteObservation] = {}
     fields: dict[tuple[str, Operand], dict[str, Tensor]] = {}
     for key, tensor in state.items():
@@ -51,8 +67,34 @@ def sites_of_state(state: Mapping[str, Tensor], *, where: torch.device) -> dict[
         elif kind == "calls":
             sites.setdefault(rest, SiteObservation()).calls = int(tensor)
     for (name, operand_), tensors in fields.items():
+        if "moments.mean" not in tensors:
+            raise UsageError(f"this state of a Probe is damaged: {operand_} of `{name}` has no moments")
         mean = tensors["moments.mean"]
         tensors.setdefault("moments.row_exponents", Moments.empty(mean.numel(), where).row_exponents)
         known = OperandStatistics.from_tensors(tensors)
+        _check_shapes(known, f"{operand_} of `{name}`")
         sites.setdefault(name, SiteObservation()).operands[operand_] = known
     return sites
+
+
+def _check_shapes(known: OperandStatistics, whose: str) -> None:
+    """Every tensor must have the shape and dtype that statistics of so many features have.
+
+    The covariance's size follows from the features as well; a history and a drift window may hold more steps.
+    """
+    features = known.moments.mean.numel()
+    fresh = OperandStatistics.empty(features, "meta")
+    expected = {f"moments.{name}": t for name, t in fresh.moments.tensors().items()}
+    found = {f"moments.{name}": t for name, t in known.moments.tensors().items()}
+    for part, like in (("covariance", Covariance), ("marginals", Marginals)):
+        own = getattr(known, part)
+        if own is not None:
+            expected |= {f"{part}.{name}": t for name, t in like.empty(features, "meta").tensors().items()}
+            found |= {f"{part}.{name}": t for name, t in own.tensors().items()}
+    for name, tensor in found.items():
+        like_ = expected[name]
+        if tensor.shape != like_.shape or tensor.dtype != like_.dtype:
+            raise UsageError(
+                f"this state of a Probe is damaged: {name} of {whose} is {tensor.dtype} {list(tensor.shape)}",
+                hint=f"expected {like_.dtype} {list(like_.shape)}: load what `state_dict()` of a Probe gave",
+            )

@@ -48,7 +48,13 @@ class Product(NamedTuple):
 def products_of(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Product]:
     """The products that `func(*args, **kwargs)` computes; none for any other function."""
     reader = _READERS.get(func)
-    return reader(func, args, kwargs) if reader is not None else []
+    if reader is None:
+        return []
+    tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+    if len(tensors) > 1 and any(t.is_nested for t in tensors):  # its sizes are no numbers
+        name = func.__name__.removeprefix("linalg_")
+        return [Product(name, tensors[0], tensors[1], 0, 0, 0, 0, reason="an operand is nested")]
+    return reader(func, args, kwargs)
 
 
 def _pick(args: Sequence[Any], kwargs: dict[str, Any], position: int, *names: str) -> Any:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
+from loka.sites.hooks import PassingHook
 from loka.sites.products import COPIES, Product, products_of
 
 __all__ = ["Recorded", "Recorder", "tensor_key"]
@@ -78,6 +79,31 @@ class Recorder(TorchFunctionMode):
         self._name_parameters()
         # An address names a tensor only while the tensor lives.
         self._kept: list[Tensor] = []
+        self._below: TorchFunctionMode | None = None
+
+    def __enter__(self) -> Recorder:
+        modes = _get_current_function_mode_stack()
+        self._below = modes[-1] if modes else None
+        _push_mode(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Take this mode off the stack, wherever it lies by now.
+
+        A loop has modes of its own (`with torch.device("cuda"):`), which may begin before a watched step and
+        end within it, or the other way round. One that ended within it took ours for its own off the top.
+        """
+        modes = _get_current_function_mode_stack()
+        place = next((i for i, mode in enumerate(modes) if mode is self), None)
+        if place is None:
+            place = next((i for i, mode in enumerate(modes) if mode is self._below), None)
+        self._below = None
+        if place is None:
+            return
+        for _ in modes[place:]:
+            _pop_mode()
+        for mode in modes[place + 1 :]:
+            _push_mode(mode)
 
     def __torch_function__(
         self,
@@ -116,8 +142,8 @@ class Recorder(TorchFunctionMode):
             handle
             for module in self._names
             for handle in (
-                module.register_forward_pre_hook(enter, prepend=True),
-                module.register_forward_hook(leave, always_call=True),
+                module.register_forward_pre_hook(PassingHook(enter), prepend=True),
+                module.register_forward_hook(PassingHook(leave), always_call=True),
             )
         ]
         try:

@@ -243,6 +243,8 @@ def _first_order(call: Call, linear: nn.Linear, product: StandIn, R: int) -> Ten
 
 
 def _by_loss_row(a_M: Tensor, lead: torch.Size, R: int) -> Tensor | None:
+    if lead.count(R) > 1:
+        return None  # which of these dimensions are the rows of the loss?
     if R in lead:
         axis = lead.index(R)
         others = [d for d in range(len(lead)) if d != axis]
