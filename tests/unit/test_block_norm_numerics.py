@@ -129,8 +129,8 @@ def test_a_block_is_a_positive_integer(block: object) -> None:
         BlockNormSpec(block)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("eps", [-1e-6, math.inf, math.nan, "1e-6", True])
-def test_eps_is_a_number_of_at_least_0(eps: object) -> None:
+@pytest.mark.parametrize("eps", [0, -1e-6, 1e-40, math.inf, math.nan, "1e-6", True])
+def test_eps_is_a_positive_number(eps: object) -> None:
     with pytest.raises(UsageError, match=r"BlockNorm\(eps="):
         BlockNormSpec(eps=eps)  # type: ignore[arg-type]
 

@@ -16,7 +16,7 @@ from loka.kernels.cast_engine import cast
 from loka.numerics import Quantized, block_rms_norm, block_rms_norm_gradients, bound_scale, cast_operand
 from loka.vocab import BlockNormSpec, Granularity, OperandSpec
 
-__all__ = ["block_norm", "block_norm_gradients", "block_norm_operands", "static_scale"]
+__all__ = ["block_norm", "block_norm_gradients", "block_norm_operands", "load_norms", "static_scale"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -39,7 +39,7 @@ def block_norm(x: Tensor, norm: BlockNormSpec, weight: Tensor | None = None) -> 
         UsageError: for an x of another dtype or without features, or a weight of another shape.
     """
     _check(x, weight)
-    kernels = _kernels_for(x)
+    kernels = _kernels_for(x, norm)
     if kernels is None:
         return block_rms_norm(x, norm, weight).to(x.dtype)
     y: Tensor = kernels.block_norm(x.reshape(-1, x.shape[-1]), norm, weight)
@@ -69,7 +69,7 @@ def block_norm_operands(
     _check(x, weight)
     if x.dim() != 2:
         raise UsageError(f"block_norm_operands takes [rows, features], got shape {tuple(x.shape)}")
-    kernels = _kernels_for(x)
+    kernels = _kernels_for(x, norm)
     if kernels is not None:
         made: tuple[Quantized, ...] = kernels.normed_operands(x, norm, specs, weight)
         return made
@@ -99,7 +99,7 @@ def block_norm_gradients(
         (), so that the cast that follows need not look for it.
     """
     _check(x, weight)
-    kernels = _kernels_for(x)
+    kernels = _kernels_for(x, norm)
     if kernels is not None:
         found: tuple[Tensor, Tensor | None, Tensor] = kernels.block_norm_gradients(g, x, norm, weight)
         return found
@@ -114,7 +114,7 @@ def static_scale(x: Tensor, norm: BlockNormSpec, spec: OperandSpec, weight: Tens
     """The decode scale that the bound gives a tensorwise operand; None where one must be found."""
     if weight is not None or not spec.is_quantized or spec.granularity is not Granularity.TENSORWISE:
         return None
-    return bound_scale(norm, x.shape[-1], spec).to(x.device)
+    return torch.full((), bound_scale(norm, x.shape[-1], spec), dtype=torch.float32, device=x.device)
 
 
 def _check(x: Tensor, weight: Tensor | None) -> None:
@@ -126,12 +126,20 @@ def _check(x: Tensor, weight: Tensor | None) -> None:
         raise UsageError(f"BlockNorm has a weight of {list(weight.shape)} for {x.shape[-1]} features")
 
 
-def _kernels_for(x: Tensor) -> Any:
-    """The Triton kernels for this tensor; None where plain torch does the same, only slower."""
-    return _loaded() if x.is_cuda and x.dtype is not torch.float64 and x.numel() else None
+def _kernels_for(x: Tensor, norm: BlockNormSpec) -> Any:
+    """The Triton kernels for this tensor; None where plain torch does the same, only slower.
+
+    A program holds rows of a block whole, so a block of more than 16,384 features goes the slow way.
+    """
+    if not x.is_cuda or x.dtype is torch.float64 or not x.numel():
+        return None
+    kernels = load_norms()
+    fits = kernels is not None and norm.widths(x.shape[-1])[0] <= kernels.MOST_FEATURES
+    return kernels if fits else None
 
 
-def _loaded() -> Any:
+def load_norms() -> Any:
+    """The module of the Triton kernels, loaded once, or None; call it before a compiler traces a norm."""
     global _kernels, _sought
     if not _sought:
         _sought = True

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from loka.errors import UsageError
-from loka.kernels.block_norm import block_norm
+from loka.kernels.block_norm import block_norm, load_norms
 from loka.vocab import BlockNormSpec
 
 __all__ = ["BlockNorm", "BlockNormHardSwish", "HardSwish"]
@@ -38,7 +38,7 @@ class BlockNorm(nn.Module):
         weight: [N], or None.
 
     Raises:
-        UsageError: for sizes that are no positive integers, or an eps that is negative or not finite.
+        UsageError: for sizes that are no positive integers, or an eps that is not positive.
     """
 
     weight: nn.Parameter | None
@@ -61,6 +61,8 @@ class BlockNorm(nn.Module):
         self.norm = BlockNormSpec(block, eps, self._swish)
         weight = nn.Parameter(torch.ones(features, device=device, dtype=dtype)) if affine else None
         self.register_parameter("weight", weight)
+        if torch.version.cuda is not None or torch.version.hip is not None:
+            load_norms()  # here, since what imports a module inside compiled code breaks the graph
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize [..., N]; a row with NaN or infinity spoils its own blocks only.

@@ -72,7 +72,7 @@ class UseBlockNorm:
     takes: ClassVar[str] = "LayerNorm and RMSNorm"
 
     def __post_init__(self) -> None:
-        BlockNormSpec(self.block, 0.0 if self.eps is None else self.eps)  # refuses what cannot be
+        BlockNormSpec(self.block, 1e-6 if self.eps is None else self.eps)  # refuses what cannot be
 
     def applies(self, model: nn.Module, name: str) -> bool:
         """True for a LayerNorm or RMSNorm; see `Mod`."""

@@ -14,19 +14,27 @@ Source: Zhang and Sennrich 2019 (arXiv 1910.07467) for RMS normalization; blocks
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from loka.numerics.cast import decode_scale
-from loka.vocab import BlockNormSpec, OperandSpec
+from loka.vocab import BlockNormSpec, OperandSpec, ScaleRounding
 
 __all__ = ["block_rms_norm", "block_rms_norm_gradients", "bound_scale"]
 
 
-def bound_scale(norm: BlockNormSpec, features: int, spec: OperandSpec) -> Tensor:
-    """The static decode scale of a tensorwise operand: `decode_scale` of the norm's bound; fp32 (), CPU."""
-    bound = torch.full((), norm.bound(features), dtype=torch.float32)
-    return decode_scale(bound, spec.format, spec.scale_rounding)
+def bound_scale(norm: BlockNormSpec, features: int, spec: OperandSpec) -> float:
+    """The static decode scale of a tensorwise operand: the norm's bound / max, perhaps up to a power of two.
+
+    A Python number, so that no tensor waits for another: rounded to fp32 it is what `decode_scale` makes of
+    an amax that reaches the bound, but for a unit in the last place where the bound is no fp32 number.
+    """
+    scale = norm.bound(features) / spec.format.max
+    if spec.scale_rounding is ScaleRounding.POWER_OF_TWO:
+        mantissa, exponent = math.frexp(scale)
+        scale = math.ldexp(1.0, exponent - (mantissa == 0.5))
+    return scale
 
 
 def block_rms_norm(x: Tensor, norm: BlockNormSpec, weight: Tensor | None = None) -> Tensor:

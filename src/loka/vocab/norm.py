@@ -9,6 +9,8 @@ from loka.errors import UsageError
 
 __all__ = ["BlockNormSpec"]
 
+_LEAST_EPS = 2.0**-126  # below, fp32 may take it for 0
+
 
 @dataclass(frozen=True, slots=True)
 class BlockNormSpec:
@@ -20,7 +22,7 @@ class BlockNormSpec:
         swish: Hard swish behind it.
 
     Raises:
-        UsageError: for a block that is no positive integer, or an eps that is no finite number of at least 0.
+        UsageError: for a block that is no positive integer, or an eps that is no positive number.
     """
 
     block: int = 256
@@ -34,8 +36,11 @@ class BlockNormSpec:
                 hint="256 fits the tile of a product; the number of features makes it RMSNorm",
             )
         number = isinstance(self.eps, int | float) and not isinstance(self.eps, bool)
-        if not number or not math.isfinite(self.eps) or self.eps < 0:
-            raise UsageError(f"BlockNorm(eps={self.eps!r}) must be a finite number of at least 0")
+        if not number or not _LEAST_EPS <= self.eps < math.inf:
+            raise UsageError(
+                f"BlockNorm(eps={self.eps!r}) must be a positive number",
+                hint="a block of zeros, as ReLU leaves them, has no scale of its own; 1e-6 is usual",
+            )
 
     def widths(self, features: int) -> tuple[int, ...]:
         """The widths of the blocks of so many features, as `torch.tensor_split` cuts: the wider ones first.
