@@ -173,6 +173,15 @@ class ErrorLog:
             copied.record(torch.cuda.current_stream(values.device))
         self._pending.append(_Pending(site, trials, source, m, host, copied))
 
+    @property
+    def pending(self) -> int:
+        """Observations that are still to be collected."""
+        return len(self._pending)
+
+    def forget(self, first: int) -> None:
+        """Drop what was added since `pending` was `first`, as far as it was not collected."""
+        del self._pending[first:]
+
     def collect(self) -> None:
         """Read what was added; waits only for copies that have not arrived (none, an observed step later)."""
         for pending in self._pending:

@@ -65,6 +65,11 @@ class LaterTrials:
         while len(self._queue) > 1 and self._nbytes > QUEUE_BYTES:
             self.run(1)
 
+    def clear(self) -> None:
+        """Forget what waits."""
+        self._queue.clear()
+        self._nbytes = 0
+
     def run(self, most: int | None = None) -> bool:
         """Try the oldest `most` pieces; None for all.
 

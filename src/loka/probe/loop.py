@@ -22,6 +22,7 @@ from loka.probe.attach import (
     observable_linears,
     shape_of,
 )
+from loka.probe.broken_off import holders_of
 from loka.probe.eager import EAGER
 from loka.probe.error_log import ErrorLog
 from loka.probe.finding import SiteFinder
@@ -93,6 +94,7 @@ class Loop:
         self._plain_steps = 0
         self._step = 0  # number of the step under way, from 0
         self._unread: int | None = None  # the full step whose numbers are still to be read
+        self._first_pending = 0  # errors of the log that the step under way did not add
 
     def _new_observer(self) -> Observer:
         return Observer(
@@ -100,7 +102,13 @@ class Loop:
             on_captured=self._try_live,
             seed=self._seed,
             is_training=lambda: self.model.training,
+            holders=holders_of(self.model, self.linears.values()),
+            on_restart=self._forget_trials,
         )
+
+    def _forget_trials(self) -> None:
+        self._later.clear()
+        self.log.forget(self._first_pending)
 
     def prepare(self, schedule: Schedule) -> None:
         """Set up what the next step needs: finding sites, observing or timing.
@@ -140,6 +148,10 @@ class Loop:
         """
         observed = self._observing
         self.finish(schedule, stepped=True)
+        if observed and self.observer.was_broken_off:
+            self.notes.append(f"step {self._step + 1} was broken off by an exception and not observed")
+            observed = schedule.observe_next()
+            self._kind = StepKind.OTHER
         schedule.over(self._kind, observed=observed)
         return observed
 
@@ -154,7 +166,8 @@ class Loop:
                 self._observing = False
                 self.observer.disarm(hand_over=stepped, await_gradients=stepped)
                 self._take_late_sites()
-                if not stepped and self._unread == self._step + 1:
+                gone = not stepped or self.observer.was_broken_off
+                if gone and self._unread == self._step + 1:
                     self._unread = None
             if self._profiler is not None:
                 profiler, self._profiler = self._profiler, None
@@ -185,6 +198,16 @@ class Loop:
         ]
         self.take_sites(sites)
         _log.info("first reached in step %d: %s", self._step + 1, ", ".join(late))
+
+    def forget_step(self) -> None:
+        """Drop what the step under way gave, and the trials that wait; a step that is observed is so no longer."""
+        self.observer.forget_step()
+        self._forget_trials()
+        self._unread = None
+        if self._observing:
+            self._observing = False
+            self.observer.disarm(hand_over=False)
+            self._kind = StepKind.OTHER
 
     def what_was_left_out(self) -> list[str]:
         """A note for each site of which calls were not looked at."""
@@ -233,6 +256,7 @@ class Loop:
         self._unread = self._step + 1 if schedule.ends_round else None
         self._force_eager()
         self._observing = True
+        self._first_pending = self.log.pending
         self.observer.arm(self._step, full=schedule.full_sites(list(self.linears)))
 
     def _profile_step(self) -> None:

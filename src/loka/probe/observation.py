@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from loka.kernels.column_statistics import merge_moments
@@ -39,6 +39,11 @@ class SiteObservation:
     def nbytes(self) -> int:
         """Bytes that the statistics hold."""
         return sum(known.nbytes for known in self.operands.values())
+
+    def snapshot(self) -> SiteObservation:
+        """What is known now, whatever is added later; without `m_seen`. Tensors are shared: none is written."""
+        operands = {operand: replace(known) for operand, known in self.operands.items()}
+        return SiteObservation(operands, passes=set(self.passes), calls=self.calls)
 
     def take(self, operand: Operand, batch: BatchStatistics, *, step: int) -> None:
         """Add what one tensor of an observed step gave to the operand's statistics."""

@@ -7,8 +7,9 @@ arrives: at most 1,024 rows of every input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from loka.numerics import BatchStatistics
+from loka.probe.broken_off import BrokenOff
 from loka.probe.live import SAMPLED_ROWS, Captured, site_generator
 from loka.probe.observation import SiteObservation
 from loka.probe.seen import Sampled, SeenTensors, row_numbers, rows_of_features, taken
@@ -55,6 +57,8 @@ class _SiteStep:
         hooked: The captured call's own output asks for a gradient.
         number: Of the observed step.
         full: Distributions are taken as well.
+        before: What was known of the site when the step began, rows of calls left out; None for nothing.
+        rows: Rows of the calls of this step, to how often they were seen.
         over: Gradients that arrive from now on are of no interest.
     """
 
@@ -62,6 +66,8 @@ class _SiteStep:
     chosen: int
     number: int
     full: bool
+    before: SiteObservation | None = None
+    rows: Counter[int] = field(default_factory=Counter)
     calls: int = 0
     gradients: int = 0
     weighed: bool = False
@@ -85,10 +91,14 @@ class Observer:
             step.
         seed: For the sample of rows.
         is_training: Says whether a forward belongs to training; evaluation between steps is left out.
+        holders: Modules whose forwards are followed, so that a step which is broken off by an exception can
+            begin anew.
+        on_restart: Called when it does, to drop what was captured of it.
 
     Attributes:
         sites: What is known, by site.
         left_out: Site to the reason why a call of it was not looked at.
+        was_broken_off: Whether the last step gave nothing because an exception ended it.
     """
 
     def __init__(
@@ -98,12 +108,17 @@ class Observer:
         on_captured: Callable[[str, Captured], None],
         seed: int,
         is_training: Callable[[], bool],
+        holders: Iterable[nn.Module] = (),
+        on_restart: Callable[[], object] = lambda: None,
     ) -> None:
         self.sites: dict[str, SiteObservation] = {}
         self.left_out: dict[str, str] = {}
         self._linears = dict(linears)
         self._on_captured = on_captured
         self._is_training = is_training
+        self._on_restart = on_restart
+        self._broken = BrokenOff(holders, self._restart, when=is_training)
+        self.was_broken_off = False
         self._seed = seed
         self._handles: list[RemovableHandle] = []
         self._now: dict[str, _SiteStep] = {}
@@ -123,6 +138,8 @@ class Observer:
         self._step = step
         self._full = frozenset(self._linears if full is None else full)
         self._now.clear()
+        self.was_broken_off = False
+        self._broken.start()
         for name, module in self._linears.items():
             hook = PassingHook(self._forward_hook(name))
             # First: a hook of the user's may change what the linear gave.
@@ -141,10 +158,13 @@ class Observer:
             await_gradients: Where no gradient of the step arrived at all, its forward may have run a batch
                 ahead: wait for them until `end_wait`.
         """
+        self._broken.check()
+        self._broken.stop()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._seen.clear()
+        self.was_broken_off &= not self._now
         steps, self._now = self._now, {}
         for name, now in steps.items() if hand_over else ():
             self.sites[name].calls = now.calls
@@ -153,6 +173,27 @@ class Observer:
             self._late = steps
         else:
             self._end(steps, hand_over=hand_over)
+
+    def forget_step(self) -> None:
+        """Whatever the step under way, or one that waits, has given or will give is of no interest."""
+        for now in (*self._now.values(), *self._late.values()):
+            now.over = True
+        self._now, self._late = {}, {}
+
+    def _restart(self) -> None:
+        """The step under way was broken off: take back what it gave, as if it began now."""
+        steps, self._now = self._now, {}
+        if not steps:
+            return
+        self.was_broken_off = True
+        for name, now in steps.items():
+            now.over = True
+            rows = self.sites.pop(name).m_seen - now.rows
+            if now.before is not None:
+                self.sites[name] = now.before
+                self.sites[name].m_seen = rows
+        self._seen.clear()
+        self._on_restart()
 
     def end_wait(self, *, hand_over: bool = True) -> None:
         """Wait no longer for the gradients of a step before; what has none is handed over, or dropped."""
@@ -193,11 +234,12 @@ class Observer:
         return hook
 
     def _see_input(self, name: str, module: nn.Module, x: Tensor, *, asks: bool) -> _Call:
-        site = self.sites.setdefault(name, SiteObservation())
-        now = self._site_step(name, site)
+        now = self._site_step(name)
+        site = self.sites[name]
         number, rows = now.calls, x.numel() // max(1, x.shape[-1])
         now.calls += 1
         site.m_seen[rows] += 1
+        now.rows[rows] += 1
         if rows == 0:
             return _Call()
         self._see_weight(site, now, module)
@@ -248,13 +290,15 @@ class Observer:
         now.weighed = True
         site.take(Operand.WEIGHT, self._seen.batch(weight), step=now.number)
 
-    def _site_step(self, name: str, site: SiteObservation) -> _SiteStep:
+    def _site_step(self, name: str) -> _SiteStep:
         now = self._now.get(name)
         if now is None:
+            before = self.sites[name].snapshot() if name in self.sites else None
+            site = self.sites.setdefault(name, SiteObservation())
             planned = max(1, site.calls)
             generator = site_generator(self._seed, name, f"call/{self._step}")
             chosen = int(torch.randint(planned, (), generator=generator)) if planned > 1 else 0
-            now = self._now[name] = _SiteStep(planned, chosen, self._step, name in self._full)
+            now = self._now[name] = _SiteStep(planned, chosen, self._step, name in self._full, before)
         return now
 
     def _generator(self, name: str, operand: Operand, now: _SiteStep, number: int) -> torch.Generator:
@@ -270,6 +314,7 @@ class Observer:
             grad = grads[place]
             if now.over or grad is None or grad.numel() == 0:  # a backward that nobody waits for
                 return
+            self._broken.backward_runs()
             with torch.autocast(grad.device.type, enabled=False):
                 self._see_gradient(name, module, grad, now, call)
 

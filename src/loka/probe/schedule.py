@@ -66,11 +66,12 @@ class Schedule:
         self._max_overhead = max_overhead
         self._ranks = ranks
         self._raised_to = 0
+        self._repeats = self._next_repeats = False  # an observed step that gave nothing
 
     @property
     def is_due(self) -> bool:
         """Whether the next step is to be observed."""
-        return (self.seen + 1) % self.every == 0
+        return self._repeats or (self.seen + 1) % self.every == 0
 
     @property
     def is_first(self) -> bool:
@@ -99,8 +100,22 @@ class Schedule:
         """What `every` was raised to; 0 where it was not."""
         return self._raised_to
 
+    def observe_next(self) -> bool:
+        """Observe the next step in place of the one under way, which gave nothing; not twice in a row.
+
+        Several ranks must observe the same steps, or they would wait for each other.
+
+        Returns:
+            Whether the step under way counts as observed nevertheless.
+        """
+        if self._ranks.count > 1:
+            return True
+        self._next_repeats = not self._repeats
+        return False
+
     def over(self, kind: StepKind, *, observed: bool) -> None:
         """A step is over."""
+        self._repeats, self._next_repeats = self._next_repeats, False
         self.seen += 1
         self.observed += observed
         self.clock.mark(kind)

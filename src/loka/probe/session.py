@@ -312,6 +312,7 @@ class Probe:
         check_learned_of_state(learned, self._loop.linears)
         counts, errors = counts_in_state(state), errors_in_state(state)
         # All is read: from here on nothing can fail, so that no half of a state is taken up.
+        self._loop.forget_step()
         self._schedule.resume(**counts)
         self._loop.observer.sites = learned
         self._loop.log.load(errors)

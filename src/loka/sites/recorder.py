@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,15 +129,22 @@ class Recorder(TorchFunctionMode):
 
     @contextlib.contextmanager
     def following_modules(self) -> Iterator[None]:
-        """While active, knows whose forward is running."""
+        """While active, knows whose forward is running. One that raises to whoever called it leaves no product."""
+        first, handled = 0, sys.exc_info()[1]  # when the outermost forward began
 
         def enter(module: nn.Module, args: Any) -> None:
+            nonlocal first, handled
+            if not self._stack:
+                first, handled = len(self.found), sys.exc_info()[1]
             self._stack.append(module)
 
         def leave(module: nn.Module, args: Any, out: Any) -> None:
             # A forward that raised may have left modules above this one.
             while self._stack and self._stack.pop() is not module:
                 pass
+            raised = sys.exc_info()[1]
+            if not self._stack and out is None and raised is not None and raised is not handled:
+                del self.found[first:]
 
         handles = [
             handle
