@@ -252,3 +252,23 @@ def test_rows_of_the_loss_are_found_where_only_one_dimension_can_be_them() -> No
     assert torch.equal(_by_loss_row(values, torch.Size([3, 4]), 4), values.view(3, 4).sum(0))  # type: ignore[arg-type]
     assert torch.equal(_by_loss_row(values, torch.Size([12]), 4), values.view(4, 3).sum(1))  # type: ignore[arg-type]
     assert _by_loss_row(torch.zeros(16), torch.Size([4, 4]), 4) is None
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_state_may_be_loaded_between_a_forward_and_its_backward(known: bool) -> None:
+    """The gradients that arrive then are of a step that the state knows nothing of."""
+    some, state = learned()
+    if not known:
+        state = probe_of(some).state_dict()
+    with probe_of(some) as probe:
+        train(some, probe, 3)
+        out = some(torch.randn(8, 32))
+        probe.load_state_dict(state)
+        out.sum().backward()
+        probe.step()
+        if known:
+            assert rows_seen(probe, "0") == rows_seen(probe, "2", Operand.GRAD_OUTPUT) == 3 * 8
+        else:
+            assert probe.statistics == {}
+        train(some, probe, 2)
+    assert rows_seen(probe, "0") == (3 * 8 if known else 0) + 2 * 8

@@ -200,11 +200,11 @@ class Loop:
         _log.info("first reached in step %d: %s", self._step + 1, ", ".join(late))
 
     def forget_step(self) -> None:
-        """Drop what the step under way gave, and the trials that wait; a step that is observed is so no longer."""
-        self.observer.forget_step()
+        """Drop what the step under way gave, and the trials that wait; a half is not observed."""
+        began = self.observer.forget_step()
         self._forget_trials()
-        self._unread = None
-        if self._observing:
+        if self._observing and began:
+            self._unread = None
             self._observing = False
             self.observer.disarm(hand_over=False)
             self._kind = StepKind.OTHER

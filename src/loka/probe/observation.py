@@ -41,7 +41,7 @@ class SiteObservation:
         return sum(known.nbytes for known in self.operands.values())
 
     def snapshot(self) -> SiteObservation:
-        """What is known now, whatever is added later; without `m_seen`. Tensors are shared: none is written."""
+        """What is known now, whatever is added later; without `m_seen`. Tensors are shared."""
         operands = {operand: replace(known) for operand, known in self.operands.items()}
         return SiteObservation(operands, passes=set(self.passes), calls=self.calls)
 

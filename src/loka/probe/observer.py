@@ -174,11 +174,17 @@ class Observer:
         else:
             self._end(steps, hand_over=hand_over)
 
-    def forget_step(self) -> None:
-        """Whatever the step under way, or one that waits, has given or will give is of no interest."""
+    def forget_step(self) -> bool:
+        """Whatever the step under way, or one that waits, has given or will give is of no interest.
+
+        Returns:
+            Whether the step under way had given anything.
+        """
+        began = bool(self._now)
         for now in (*self._now.values(), *self._late.values()):
             now.over = True
         self._now, self._late = {}, {}
+        return began
 
     def _restart(self) -> None:
         """The step under way was broken off: take back what it gave, as if it began now."""

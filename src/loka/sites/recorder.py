@@ -129,7 +129,7 @@ class Recorder(TorchFunctionMode):
 
     @contextlib.contextmanager
     def following_modules(self) -> Iterator[None]:
-        """While active, knows whose forward is running. One that raises to whoever called it leaves no product."""
+        """While active, knows whose forward is running. What a forward that raised found is dropped."""
         first, handled = 0, sys.exc_info()[1]  # when the outermost forward began
 
         def enter(module: nn.Module, args: Any) -> None:
