@@ -147,7 +147,7 @@ def test_no_bias_refuses_what_training_has_moved() -> None:
     with pytest.raises(UsageError, match="3 biases that are not near zero") as error:
         apply_mods(changed, {"*": "no_bias"})
     assert "body.1  largest element of the bias 0.5" in str(error.value)
-    apply_mods(changed, {"*": NoBias(keep=("body.3", "body.6"), trained=False)})
+    apply_mods(changed, {"*": NoBias(keep=["body.3", "body.6"], trained=False)})
     assert [changed.body[i].bias is None for i in (1, 3, 6)] == [True, False, False]
 
 

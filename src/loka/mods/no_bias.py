@@ -31,7 +31,7 @@ class NoBias:
     - by a LayerNorm that follows directly, where all of the bias's elements are equal.
 
     Attributes:
-        keep: Glob patterns of further layers whose biases stay.
+        keep: Glob patterns, or one, of further layers whose biases stay.
         absorb: Absorb biases that are not near zero, instead of refusing them.
         near_zero: A largest magnitude up to which a bias may be dropped as it is.
         trained: Whether the model is. None looks at it: untrained is a model on the meta device, or one
@@ -39,12 +39,16 @@ class NoBias:
             them.
     """
 
-    keep: Sequence[str] = ()
+    keep: Sequence[str] | str = ()
     absorb: bool = False
     near_zero: float = 1e-3
     trained: bool | None = None
     name: ClassVar[str] = "no_bias"
     takes: ClassVar[str] = "nn.Linear with a bias and at least 16 outputs"
+
+    def __post_init__(self) -> None:
+        keep = (self.keep,) if isinstance(self.keep, str) else tuple(self.keep)
+        object.__setattr__(self, "keep", keep)  # a list has no hash, and a rule is a key
 
     def applies(self, model: nn.Module, name: str) -> bool:
         """True for an nn.Linear whose bias goes; see `Mod`."""
