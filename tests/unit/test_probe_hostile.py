@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,46 @@ def rows_seen(probe: Probe, name: str, operand: Operand = Operand.INPUT) -> int:
         ({"seed": 1.5}, "seed=1.5"),
         ({"on_observed": 3}, "on_observed=3"),
         ({"save_to": 5}, "save_to=5"),
+        ({"across_ranks": "no"}, "across_ranks='no'"),
     ],
 )
 def test_options_of_another_kind_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=rf"Probe\({words}\)"):
         Probe(model(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rows": 1.5}, r"rows=1\.5"),
+        ({"rows": 8}, "rows=8"),
+        ({"rows": "8"}, "rows='8'"),
+        ({"rows": [1.5]}, r"rows=\[1\.5\]"),
+        ({"workers": -1}, "workers=-1"),
+        ({"workers": True}, "workers=True"),
+        ({"workers": "a"}, "workers='a'"),
+    ],
+)
+def test_options_of_a_profile_are_checked(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=rf"profile\({words}\)"):
+        Probe(model()).profile(**options)
+
+
+def test_the_loop_must_run_in_the_thread_that_entered() -> None:
+    some, errors = model(), []
+
+    def loop() -> None:
+        try:
+            train(some, probe, 1)
+        except UsageError as error:
+            errors.append(str(error))
+
+    with probe_of(some) as probe:
+        thread = threading.Thread(target=loop)
+        thread.start()
+        thread.join()
+    assert "in another thread than the one that entered" in errors[0]
+    assert _get_current_function_mode_stack() == []
 
 
 def test_a_folder_is_no_file_to_save_to(tmp_path: Path) -> None:
@@ -212,9 +248,22 @@ def learned() -> tuple[nn.Sequential, dict[str, Tensor]]:
         ("seen", torch.tensor(-1)),
         ("observed", None),
         ("errors\tone", torch.zeros(20)),
+        ("errors\t0\tfwd\ta\tb\texact\tk\tlive\tmany", torch.ones(20)),
+        ("errors\t0\tforward\ta\tb\texact\tk\tlive\t0", torch.ones(20)),
+        ("errors\t0\tfwd\ta\tb\texact\tk\tlive\t0", torch.full((20,), torch.nan)),
+        ("errors\t0\tfwd\ta\tb\texact\tk\tlive\t0", torch.ones(())),
+        ("statistics\t0\tinput\tmoments.mean", torch.full((32,), torch.nan, dtype=torch.float64)),
+        ("statistics\t0\tinput\tmoments.count", torch.tensor(-1)),
+        ("statistics\t0\tinput\thistory.amax", torch.zeros(3)),
+        ("statistics\t0\tinput\twindow.total", torch.zeros(3, dtype=torch.int64)),
+        ("m_seen\t0", torch.tensor([[8, -1]])),
+        ("m_seen\t0", torch.tensor([8])),
+        ("calls\t0", torch.tensor(-3)),
+        ("passes\t0", torch.full((3,), torch.nan)),
+        ("seen", "three"),
     ],
 )
-def test_a_damaged_state_changes_nothing(key: str, value: Tensor | None) -> None:
+def test_a_damaged_state_changes_nothing(key: str, value: Any) -> None:
     some, state = learned()
     probe = probe_of(some)
     probe.load_state_dict(state)
@@ -225,6 +274,12 @@ def test_a_damaged_state_changes_nothing(key: str, value: Tensor | None) -> None
     after = probe.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+@pytest.mark.parametrize("state", [None, [1, 2], {3: torch.zeros(1)}])
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with pytest.raises(UsageError, match="this is no state of a Probe but a"):
+        Probe(model()).load_state_dict(state)
 
 
 def test_statistics_of_other_features_are_of_another_model() -> None:

@@ -13,6 +13,7 @@ from loka.planned import is_planned
 from loka.probe.observation import SiteObservation
 from loka.sites import plannable_linears, why_not_plannable
 from loka.sites.discover import module_names
+from loka.sites.reasons import NOT_REACHED
 from loka.vocab import Operand, Site
 
 __all__ = [
@@ -20,6 +21,9 @@ __all__ = [
     "changes_between",
     "check_learned_of_state",
     "check_sites_of_state",
+    "device_of_linears",
+    "devices_of",
+    "not_reached_anymore",
     "nothing_observed",
     "nothing_to_observe",
     "observable_linears",
@@ -118,6 +122,12 @@ def shape_of(linear: nn.Linear) -> tuple[int, int]:
     if weight is None or weight.dim() != 2:
         return linear.out_features, linear.in_features
     return weight.shape[0], weight.shape[1]
+
+
+def not_reached_anymore(site: Site, linear: nn.Linear) -> Site:
+    """A site that was found, now that its linear has a weight of another shape."""
+    n, k = shape_of(linear)
+    return replace(site, n=n, k=k, bias=linear.bias is not None, rows=0, calls=0, not_planned=NOT_REACHED)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -223,6 +233,12 @@ def check_learned_of_state(learned: Mapping[str, SiteObservation], linears: Mapp
         raise UsageError(
             "the saved state of Probe is of another model", lines=lines[:_SHOWN], hint="probe this model anew"
         )
+
+
+def devices_of(linears: Mapping[str, nn.Linear]) -> dict[str, torch.device]:
+    """Where each of them lives; one whose weight is computed meanwhile is left out."""
+    weights = {name: linear._parameters.get("weight") for name, linear in linears.items()}
+    return {name: weight.device for name, weight in weights.items() if weight is not None}
 
 
 def device_of_linears(linears: Mapping[str, nn.Linear]) -> torch.device:

@@ -30,6 +30,8 @@ from loka.vocab import Accumulation, Device, Operand, Pass, ProductRecipe, Site
 
 __all__ = ["Learned", "build_profile", "loss_products", "m_buckets", "m_quantiles"]
 
+_NAMED = 6  # products in one note
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
@@ -109,6 +111,7 @@ def build_profile(
         seed=learned.seed,
         left_out=left_out,
     )
+    notes += _not_finite(learned.log)
     if timed:
         notes.append(f"kernels were tried on drawn operands in {time.monotonic() - begun:.1f} s")
     return Profile(
@@ -125,6 +128,18 @@ def build_profile(
         overhead=learned.overhead,
         notes=notes,
     )
+
+
+def _not_finite(log: ErrorLog) -> list[str]:
+    """A note that names the products whose errors are no errors: their output was not finite."""
+    keys = list(dict.fromkeys(f"`{k.site}` {k.pass_} {k.spec_a} x {k.spec_b}" for k in log.not_finite()))
+    if not keys:
+        return []
+    more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+    return [
+        f"the output was not finite where FP32's was: {', '.join(keys[:_NAMED])}{more}; an observation of "
+        "such an output counts as -300 dB, its ruined rows as an error of 1e30"
+    ]
 
 
 def _as_observed(site: Site, observed: Mapping[str, SiteObservation]) -> Site:

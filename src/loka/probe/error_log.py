@@ -73,6 +73,8 @@ class ErrorKey(NamedTuple):
                 hint="it was saved by another version of LoKA: probe again",
             )
         site, pass_, *rest, m = parts
+        if pass_ not in list(Pass) or not m.isdecimal():
+            raise UsageError(f"the state of a Probe holds the error `{text}` of no pass or at no M")
         return cls(site, Pass(pass_), *rest, m=int(m))  # type: ignore[arg-type,misc]
 
 
@@ -130,9 +132,10 @@ class _Sums:
     @classmethod
     def unpacked(cls, numbers: Sequence[float]) -> _Sums:
         half = 2 + len(_NUMBERS)
-        if len(numbers) != half + len(_NUMBERS):
+        if len(numbers) != half + len(_NUMBERS) or not (math.isfinite(numbers[0]) and numbers[0] >= 1):
             raise UsageError(
-                f"an error in this state of a Probe has {len(numbers)} numbers, not {half + len(_NUMBERS)}",
+                f"an error in this state of a Probe is not a count and {half + len(_NUMBERS) - 1} numbers: "
+                f"{len(numbers)} that begin with {numbers[:1]}",
                 hint="it was saved by another version of LoKA, or is damaged: probe again",
             )
         return cls(int(numbers[0]), numbers[1], list(numbers[2:half]), list(numbers[half:]))
@@ -207,6 +210,10 @@ class ErrorLog:
         for key in [key for key in self._sums if key.site in sites]:
             del self._sums[key]
 
+    def not_finite(self) -> list[ErrorKey]:
+        """What gave an output with a NaN or an infinity where FP32 gave none, in one observation at least."""
+        return sorted(key for key, sums in self._sums.items() if math.isinf(sums.worst))
+
     def interval(self, key: ErrorKey, name: str = "sqnr_db") -> Interval | None:
         """A number's mean with its 90 % interval; None where nothing was collected for the key."""
         return self._sums[key].interval(name) if key in self._sums else None
@@ -247,14 +254,17 @@ class ErrorLog:
         Raises:
             UsageError: for the state of another version of LoKA; nothing is changed then.
         """
-        sums = {ErrorKey.of_text(text): _Sums.unpacked(tensor.tolist()) for text, tensor in state.items()}
+        sums = {
+            ErrorKey.of_text(text): _Sums.unpacked(tensor.flatten().tolist())
+            for text, tensor in state.items()
+        }
         self._sums = defaultdict(_Sums, sums)
         self._pending.clear()
 
     def merge(self, state: Mapping[str, Tensor]) -> None:
         """Take in what another rank's log holds, given as its `state`."""
         for text, tensor in state.items():
-            self._sums[ErrorKey.of_text(text)].merge(_Sums.unpacked(tensor.tolist()))
+            self._sums[ErrorKey.of_text(text)].merge(_Sums.unpacked(tensor.flatten().tolist()))
 
 
 def _finite(value: float) -> float:

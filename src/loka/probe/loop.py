@@ -7,17 +7,20 @@ are gone after it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from loka.artifacts.profile import StepShares
+from loka.errors import UsageError
 from loka.kernels import device_of
 from loka.probe.attach import (
     changes_between,
     device_of_linears,
+    devices_of,
+    not_reached_anymore,
     nothing_to_observe,
     observable_linears,
     shape_of,
@@ -77,12 +80,14 @@ class Loop:
         if not self.linears:
             raise nothing_to_observe(model)
         self._shapes = {name: shape_of(linear) for name, linear in self.linears.items()}
+        self._devices = devices_of(self.linears)
         self.where = device_of_linears(self.linears)
         self.device = device_of(self.where)
         self.log = ErrorLog()
         self._later = LaterTrials(self.log, self.where)
         self.finder = SiteFinder(model)
         self.sites: list[Site] | None = None
+        self._seeks = True  # the sites are still to be found, or to be found anew
         self.shares: StepShares | None = None
         self.notes: list[str] = []
         self._seed, self._on_read = seed, on_read
@@ -118,7 +123,7 @@ class Loop:
         """
         self._step = schedule.seen
         self._kind = StepKind.PLAIN
-        due = schedule.is_due and self.sites is not None
+        due = schedule.is_due and not self._seeks
         if due:
             self.read_numbers()
             # After reading: what is launched now is read at the next observed step, so that none waits.
@@ -127,7 +132,7 @@ class Loop:
             self._follow_model()
         if self._is_over:
             return
-        if self.sites is None:
+        if self._seeks:
             self._force_eager()
             self._kind = StepKind.OTHER
             self.finder.start(self.linears)
@@ -179,7 +184,7 @@ class Loop:
 
     def take_sites(self, sites: list[Site]) -> None:
         """Products found, or known from a saved state."""
-        self.sites = sites
+        self.sites, self._seeks = sites, False
         self._trials = {
             site.name: trials_of(site, self.device) for site in sites if site.plannable and site.rows
         }
@@ -296,11 +301,48 @@ class Loop:
         _log.warning("%s; sites are found anew", changes.text)
         self.notes.append(changes.text)
         known = self.observer.sites
-        self.linears, self.sites, self._trials = linears, None, {}
+        self._keep_sites(linears, changes.stale)
+        self.linears, self._seeks = linears, True
         self._shapes = {name: shape_of(linear) for name, linear in linears.items()}
+        self._devices = devices_of(linears)
         self.observer = self._new_observer()
         self.observer.sites = {name: site for name, site in known.items() if name not in changes.stale}
         self.log.drop_sites(changes.stale)
+
+    def _keep_sites(self, linears: Mapping[str, nn.Linear], stale: Collection[str]) -> None:
+        """Of what was found, that which holds until the model runs again: nothing of a stale site."""
+        if self.sites is not None:
+            kept = [
+                not_reached_anymore(site, linears[site.name]) if site.name in stale else site
+                for site in self.sites
+                if site.name not in stale or site.name in linears
+            ]
+            self.take_sites(kept)
+
+    def drop_reshaped(self) -> None:
+        """Forget the sites whose weights got another shape since they were observed: no error holds."""
+        stale = {name for name, linear in self.linears.items() if shape_of(linear) != self._shapes[name]}
+        if not stale:
+            return
+        named = ", ".join(f"`{name}`" for name in sorted(stale))
+        self.notes.append(f"weights got another shape after they were observed, nothing is known of {named}")
+        seeks = self._seeks
+        self._keep_sites(self.linears, stale)
+        self._seeks = seeks
+        self._shapes |= {name: shape_of(self.linears[name]) for name in stale}
+        for name in stale & self.observer.sites.keys():
+            del self.observer.sites[name]
+        self.log.drop_sites(stale)
+
+    def check_device(self) -> None:
+        """Raise UsageError where the model has been moved since Probe got it."""
+        for name, now in devices_of(self.linears).items():
+            if now == self._devices[name]:
+                continue
+            raise UsageError(
+                f"`{name}` was on {self._devices[name]} when Probe looked for linears and is on {now} now",
+                hint="move the model before, and move it back for `profile()`",
+            )
 
     def _try_live(self, name: str, captured: Captured) -> None:
         trials = self._trials.get(name)

@@ -18,11 +18,12 @@ from torch.utils.hooks import RemovableHandle
 
 from loka.numerics import BatchStatistics
 from loka.probe.broken_off import BrokenOff
+from loka.probe.calls import base_of, has_weight, is_sharded, passes_of, why_not_seen
 from loka.probe.live import SAMPLED_ROWS, Captured, site_generator
 from loka.probe.observation import SiteObservation
 from loka.probe.seen import Sampled, SeenTensors, row_numbers, rows_of_features, taken
 from loka.sites.hooks import PassingHook
-from loka.vocab import Operand, Pass
+from loka.vocab import Operand
 
 __all__ = ["Observer", "SiteObservation"]
 
@@ -211,7 +212,7 @@ class Observer:
     def _end(self, steps: Mapping[str, _SiteStep], *, hand_over: bool) -> None:
         for name, now in steps.items():
             now.over = True
-            if hand_over and now.captured is not None and not _is_sharded(now.captured.w):
+            if hand_over and now.captured is not None and not is_sharded(now.captured.w):
                 self._on_captured(name, now.captured)
 
     # --- forward --------------------------------------------------------------------------------------
@@ -223,7 +224,7 @@ class Observer:
             if module is not self._linears.get(name) or not self._handles or not self._is_training():
                 return
             x = args[0] if args else kwargs["input"]
-            if reason := _why_not_seen(x, output):
+            if reason := why_not_seen(module, x, output):
                 self.left_out.setdefault(name, reason)
                 return
             # A recomputed forward (activation checkpointing) runs inside a backward: its input was counted.
@@ -232,7 +233,7 @@ class Observer:
             with torch.autocast(output.device.type, enabled=False):  # would make bf16 of our products
                 call = see(name, module, x, asks=output.requires_grad)
             now = self._now.get(name)
-            made = _base_of(output)
+            made = base_of(output)
             if made.grad_fn is not None and now is not None:
                 # Of the node: after all hooks of the output, one of which may gather a sharded weight.
                 made.grad_fn.register_prehook(self._gradient_hook(name, module, now, call, made.output_nr))
@@ -249,7 +250,7 @@ class Observer:
         if rows == 0:
             return _Call()
         self._see_weight(site, now, module)
-        site.passes |= _passes(module, x, asks=asks)
+        site.passes |= passes_of(module, x, asks=asks)
         batch = self._seen.batch(x)
         if not now.full or number >= now.planned:
             site.take(Operand.INPUT, batch, step=self._step)
@@ -261,7 +262,7 @@ class Observer:
         call = _Call(sampled=True, rows=sample.rows)
         if not now.taken and number >= now.chosen:
             now.taken, now.hooked = True, asks
-            weight, passes = module.get_parameter("weight").detach(), _passes(module, x, asks=asks)
+            weight, passes = module.get_parameter("weight").detach(), passes_of(module, x, asks=asks)
             call.captured = now.captured = Captured(
                 x=sample.values, w=weight, x_amax=batch.amax, passes=passes
             )
@@ -275,7 +276,7 @@ class Observer:
         now = self._now.get(name)
         if now is None or not asks:
             return _Call(sampled=None)
-        passes = _passes(module, x, asks=asks)
+        passes = passes_of(module, x, asks=asks)
         self.sites[name].passes |= passes
         if now.captured is None or now.hooked:
             return _Call(sampled=None)
@@ -291,7 +292,7 @@ class Observer:
         weight = module.get_parameter("weight")
         known = Operand.WEIGHT in site.operands
         # A weight changes slowly and is most of what there would be to read: only in its site's turn.
-        if now.weighed or _is_sharded(weight) or (known and not now.full):
+        if now.weighed or is_sharded(weight) or (known and not now.full):
             return
         now.weighed = True
         site.take(Operand.WEIGHT, self._seen.batch(weight), step=now.number)
@@ -321,6 +322,8 @@ class Observer:
             if now.over or grad is None or grad.numel() == 0:  # a backward that nobody waits for
                 return
             self._broken.backward_runs()
+            if not has_weight(module):
+                return
             with torch.autocast(grad.device.type, enabled=False):
                 self._see_gradient(name, module, grad, now, call)
 
@@ -346,49 +349,12 @@ class Observer:
             return
         captured.g, captured.g_amax = sample.values, batch.amax
         weight = module.get_parameter("weight")
-        if not _is_sharded(weight):
+        if not is_sharded(weight):
             captured.w = weight.detach()  # one that is sharded outside of backward has its memory only now
         # Now, not at the end of the step: the optimizer changes the weight in between.
         now.captured = None
         self._on_captured(name, captured)
 
 
-def _why_not_seen(x: object, output: object) -> str:
-    """Why a call is not looked at; empty where it is."""
-    for tensor in (x, output):
-        if not isinstance(tensor, Tensor):
-            return f"a {type(tensor).__name__} is no tensor"
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            return "it ran inside a function transform such as vmap"
-        if tensor.is_nested or tensor.layout is not torch.strided:
-            return f"its input is {'nested' if tensor.is_nested else 'sparse'}"
-    return ""
-
-
-def _base_of(output: Tensor) -> Tensor:
-    """The output, or what it is a view of where that is the same elements.
-
-    An in-place operation on a view puts another node in place of the view's, whose hooks then never run.
-    """
-    base = output._base
-    whole = base is not None and base.grad_fn is not None and base.numel() == output.numel()
-    return base if base is not None and whole else output
-
-
-def _passes(module: nn.Module, x: Tensor, *, asks: bool) -> frozenset[Pass]:
-    """No gradient pass where the output asks for none, no dgrad for a leaf, no wgrad for a frozen weight."""
-    needed = {
-        Pass.FWD: True,
-        Pass.DGRAD: asks and x.requires_grad,
-        Pass.WGRAD: asks and module.get_parameter("weight").requires_grad,
-    }
-    return frozenset(pass_ for pass_, runs in needed.items() if runs)
-
-
 def _with_distributions(batch: BatchStatistics, sample: Sampled) -> BatchStatistics:
     return replace(batch, covariance=sample.covariance, marginals=sample.marginals)
-
-
-def _is_sharded(weight: Tensor) -> bool:
-    """Whether this rank holds a part of it only, as FSDP2 has it outside a module's forward and backward."""
-    return hasattr(weight, "to_local")

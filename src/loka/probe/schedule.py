@@ -25,6 +25,10 @@ def check_count(name: str, value: object) -> None:
         raise UsageError(f"Probe({name}={value}) must be at least 1")
 
 
+def _in_words(percent: float) -> str:
+    return f"{percent:,.0f}" if percent >= 100 else f"{percent:.2g}"
+
+
 class Schedule:
     """Counts steps and decides about the next one.
 
@@ -66,6 +70,7 @@ class Schedule:
         self._max_overhead = max_overhead
         self._ranks = ranks
         self._raised_to = 0
+        self._raises: list[str] = []  # why, then what was decided, oldest first
         self._repeats = self._next_repeats = False  # an observed step that gave nothing
 
     @property
@@ -126,7 +131,7 @@ class Schedule:
         self.observed = observed
         if raised_to > self.every:
             self.note = (
-                f"each {raised_to}th step is observed instead of each {self.every}th, for the limit to hold"
+                f"one step in {raised_to} is observed instead of one in {self.every}, for the limit to hold"
             )
             self.every = self._raised_to = raised_to
 
@@ -144,10 +149,13 @@ class Schedule:
             return
         before, self.every = self.every, rounded_up(needed)
         known = self.clock.overhead(every=before, live_every=self.live_every)
-        cost = f"{known.percent:.2g} %" if known is not None else "more than the limit"
-        self.note = (
-            f"observing each {before}th step cost {cost} of the training, more than the limit of "
-            f"{100 * self._max_overhead:g} %: each {self.every}th is observed from step {self.seen + 1} on"
-        )
+        if not self._raises:
+            longer = "longer, " if known is None else f"{_in_words(known.percent)} % longer, "
+            self._raises = [
+                f"observing one step in {before} made the training {longer}over the limit of "
+                f"{100 * self._max_overhead:g} %"
+            ]
+        self._raises.append(f"one in {self.every} from step {self.seen + 1} on")
+        self.note = f"{self._raises[0]}: {', '.join(self._raises[1:])}"
         _log.log(logging.INFO if self._raised_to else logging.WARNING, "%s", self.note)
         self._raised_to = self.every

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 
@@ -22,6 +23,7 @@ from loka.probe.ranks import Ranks
 from loka.probe.saving import PeriodicSaving
 from loka.probe.schedule import Schedule
 from loka.probe.session_state import (
+    check_is_state,
     counts_in_state,
     errors_in_state,
     sites_in_state,
@@ -97,6 +99,8 @@ class Probe:
             raise UsageError(f"Probe takes an nn.Module, got a {type(model).__name__}")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise UsageError(f"Probe(seed={seed!r}) must be a whole number")
+        if not isinstance(across_ranks, bool):
+            raise UsageError(f"Probe(across_ranks={across_ranks!r}) must be True or False")
         if on_observed is not None and not callable(on_observed):
             raise UsageError(
                 f"Probe(on_observed={on_observed!r}) must be a function of this Probe and a step"
@@ -115,6 +119,7 @@ class Probe:
         self._on_observed = on_observed
         self._seed = seed
         self._inside = False
+        self._thread = 0  # the one that entered
 
     def _tell(self, step: int) -> None:
         if self._on_observed is not None:
@@ -129,13 +134,14 @@ class Probe:
         options = {"every": schedule.every, "live_every": schedule.live_every, "sites": len(linears)}
         self._ranks.check_agreement(options | {"steps seen": schedule.seen})
         _log.info(
-            "observing each %dth step of %d linears, whose statistics will hold at most %.1f MB%s",
+            "observing one step in %d at %d linears, whose statistics will hold at most %.1f MB%s",
             schedule.every,
             len(linears),
             self._planned_bytes() / 1e6,
             f", operands of trials about {QUEUE_BYTES / 1e9:.1f} GB" if self._loop.queues_trials else "",
         )
-        self._inside = True
+        self._loop.check_device()
+        self._inside, self._thread = True, threading.get_ident()
         schedule.clock.mark(None)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._leave)
@@ -168,10 +174,15 @@ class Probe:
             and a 90 % interval of SQNR within +-0.5 dB for every recipe at every site.
 
         Raises:
-            UsageError: outside the `with` block.
+            UsageError: outside the `with` block, or in another thread than it was entered in.
         """
         if not self._inside:
             raise UsageError("Probe.step() was called outside its `with` block")
+        if threading.get_ident() != self._thread:
+            raise UsageError(
+                "Probe.step() was called in another thread than the one that entered its `with` block",
+                hint="torch follows what runs thread by thread: enter it where the training loop runs",
+            )
         schedule = self._schedule
         observed = self._loop.over(schedule)
         self._saving.after_step(schedule.seen, schedule.observed, lambda: self.statistics)
@@ -240,17 +251,22 @@ class Probe:
                 default one for each core, 14 at most, on a GPU.
 
         Raises:
-            UsageError: if no step was observed, times are asked for on a CPU, rows are not positive, or
-                `evaluate` gives something else than a finite loss a row.
+            UsageError: if no step was observed, times are asked for on a CPU, rows are not positive, the
+                model was moved to another device, or `evaluate` gives something else than a finite loss a
+                row.
         """
+        extra = _checked_rows(rows)
+        if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
+            raise UsageError(f"profile(workers={workers!r}) must be a whole number from 0 on")
+        self._loop.check_device()
         self._loop.run_later()
         self._loop.read_numbers()
+        self._loop.drop_reshaped()
         if not self._schedule.observed or not self._loop.sites:
             raise self._why_nothing()
         timed = self._loop.where.type == "cuda" if time_kernels is None else time_kernels
         if timed and self._loop.where.type != "cuda":
             raise UsageError("times of FP8 kernels need a GPU, the model is on the CPU")
-        extra = _checked_rows(rows or ())
         self._schedule.clock.read_all()
         held_out, model = self._held_out, self._loop.model
         return build_profile(
@@ -305,6 +321,7 @@ class Probe:
             UsageError: for what is no state of a Probe, a damaged one, or one of another model; nothing is
                 changed then.
         """
+        check_is_state(state)
         sites = sites_in_state(state)
         if sites is not None:
             check_sites_of_state(sites, self._loop.linears)
@@ -320,7 +337,11 @@ class Probe:
             self._loop.take_sites(sites)
 
 
-def _checked_rows(rows: Sequence[int]) -> list[int]:
+def _checked_rows(rows: object) -> list[int]:
+    if rows is None:
+        return []
+    if isinstance(rows, str) or not isinstance(rows, Iterable):
+        raise UsageError(f"profile(rows={rows!r}) takes a list of whole numbers")
     for m in rows:
         if isinstance(m, bool) or not isinstance(m, int) or m < 1:
             raise UsageError(f"profile(rows={list(rows)!r}) takes whole numbers from 1 on, got {m!r}")

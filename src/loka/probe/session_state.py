@@ -13,7 +13,7 @@ from loka.probe.error_log import ErrorLog
 from loka.probe.schedule import Schedule
 from loka.vocab import Site
 
-__all__ = ["counts_in_state", "errors_in_state", "sites_in_state", "state_of_session"]
+__all__ = ["check_is_state", "counts_in_state", "errors_in_state", "sites_in_state", "state_of_session"]
 
 _SITES, _ERRORS = "sites", "errors\t"
 _COUNTS = ("seen", "observed", "raised_to")
@@ -30,6 +30,18 @@ def state_of_session(schedule: Schedule, sites: Sequence[Site] | None, log: Erro
         text = msgspec.json.encode(list(sites))
         state[_SITES] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     return state | {f"{_ERRORS}{key}": rows for key, rows in log.state().items()}
+
+
+def check_is_state(state: object) -> None:
+    """Raise UsageError unless it maps names to tensors."""
+    is_state = isinstance(state, Mapping) and all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+    )
+    if not is_state:
+        raise UsageError(
+            f"this is no state of a Probe but a {type(state).__name__} that does not map names to tensors",
+            hint="load what `state_dict()` of a Probe gave",
+        )
 
 
 def counts_in_state(state: Mapping[str, Tensor]) -> dict[str, int]:

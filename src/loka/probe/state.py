@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from loka.errors import UsageError
-from loka.numerics import Covariance, Marginals, Moments, OperandStatistics
+from loka.numerics import Moments, OperandStatistics
 from loka.probe.observer import SiteObservation
 from loka.vocab import Operand, Pass
 
@@ -45,9 +45,7 @@ def sites_of_state(state: Mapping[str, Tensor], *, where: torch.device) -> dict[
     except UsageError:
         raise
     except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
-        raise UsageError(
-            f"this state of a Probe is damaged: {error}", hint="load what `state_dict()` of a Probe gave"
-        ) from error
+        raise _damaged(str(error)) from error
 
 
 def _sites_of_state(state: Mapping[str, Tensor], where: torch.device) -> dict[str, SiteObservation]:
@@ -60,41 +58,54 @@ def _sites_of_state(state: Mapping[str, Tensor], where: torch.device) -> dict[st
             dotted = field if kind == "statistics" else f"moments.{field}"
             fields.setdefault((name, Operand(operand)), {})[dotted] = tensor.to(where)
         elif kind == "m_seen":
-            sites.setdefault(rest, SiteObservation()).m_seen = Counter(dict(tensor.tolist()))
+            sites.setdefault(rest, SiteObservation()).m_seen = _counts_of(tensor, rest)
         elif kind == "passes":
+            if tensor.dtype is not torch.bool:
+                raise _damaged(f"`passes` of `{rest}` is {tensor.dtype}, expected torch.bool")
             ran = {pass_ for pass_, runs in zip(Pass, tensor.tolist(), strict=True) if runs}
             sites.setdefault(rest, SiteObservation()).passes = ran
         elif kind == "calls":
+            if int(tensor) < 0:
+                raise _damaged(f"`calls` of `{rest}` is {int(tensor)}")
             sites.setdefault(rest, SiteObservation()).calls = int(tensor)
     for (name, operand_), tensors in fields.items():
         if "moments.mean" not in tensors:
-            raise UsageError(f"this state of a Probe is damaged: {operand_} of `{name}` has no moments")
+            raise _damaged(f"{operand_} of `{name}` has no moments")
         mean = tensors["moments.mean"]
         tensors.setdefault("moments.row_exponents", Moments.empty(mean.numel(), where).row_exponents)
+        _check(tensors, f"{operand_} of `{name}`")
         known = OperandStatistics.from_tensors(tensors)
-        _check_shapes(known, f"{operand_} of `{name}`")
         sites.setdefault(name, SiteObservation()).operands[operand_] = known
     return sites
 
 
-def _check_shapes(known: OperandStatistics, whose: str) -> None:
-    """Every tensor must have the shape and dtype that statistics of so many features have.
-
-    The covariance's size follows from the features as well; a history and a drift window may hold more steps.
-    """
-    features = known.moments.mean.numel()
-    fresh = OperandStatistics.empty(features, "meta")
-    expected = {f"moments.{name}": t for name, t in fresh.moments.tensors().items()}
-    found = {f"moments.{name}": t for name, t in known.moments.tensors().items()}
-    for part, like in (("covariance", Covariance), ("marginals", Marginals)):
-        own = getattr(known, part)
-        if own is not None:
-            expected |= {f"{part}.{name}": t for name, t in like.empty(features, "meta").tensors().items()}
-            found |= {f"{part}.{name}": t for name, t in own.tensors().items()}
-    for name, tensor in found.items():
-        like_ = expected[name]
-        if tensor.shape != like_.shape or tensor.dtype != like_.dtype:
-            raise UsageError(
-                f"this state of a Probe is damaged: {name} of {whose} is {tensor.dtype} {list(tensor.shape)}",
-                hint=f"expected {like_.dtype} {list(like_.shape)}: load what `state_dict()` of a Probe gave",
+def _check(tensors: Mapping[str, Tensor], whose: str) -> None:
+    """Every tensor must have the shape, dtype and range that statistics of so many features have."""
+    features = tensors["moments.mean"].numel()
+    expected = OperandStatistics.empty(features, "meta", distributions=True).tensors()
+    for field, tensor in tensors.items():
+        like = expected.get(field)
+        if like is None:
+            raise _damaged(f"`{field}` is no part of the statistics of {whose}")
+        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+            raise _damaged(
+                f"`{field}` of {whose} is {tensor.dtype} {list(tensor.shape)}, "
+                f"expected {like.dtype} {list(like.shape)}"
             )
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise _damaged(f"`{field}` of {whose} holds a number that is not finite")
+        least = -1 if field.endswith(".steps") else 0  # -1: no step
+        if field != "marginals.origin" and not tensor.is_floating_point() and bool((tensor < least).any()):
+            raise _damaged(f"`{field}` of {whose} holds a count below {least}")
+
+
+def _counts_of(tensor: Tensor, whose: str) -> Counter[int]:
+    if tensor.dim() != 2 or tensor.shape[1] != 2 or tensor.is_floating_point() or bool((tensor < 0).any()):
+        raise _damaged(f"`m_seen` of `{whose}` is no table [n, 2] of rows and how often they were seen")
+    return Counter(dict(tensor.tolist()))
+
+
+def _damaged(what: str) -> UsageError:
+    return UsageError(
+        f"this state of a Probe is damaged: {what}", hint="load what `state_dict()` of a Probe gave"
+    )

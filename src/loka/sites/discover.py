@@ -119,7 +119,7 @@ def _sites_of(model: nn.Module, names: dict[nn.Module, str], found: list[Recorde
                 calls=len(products),
                 input_group=groups.setdefault(first.input_key, len(groups)),
                 parameter=first.parameter,
-                not_planned=_reason(kind, linears.get(name), first),
+                not_planned=_reason(kind, linears.get(name), products),
             )
         )
     reached = {site.name for site in sites if site.kind == "linear"}
@@ -130,9 +130,11 @@ def _sites_of(model: nn.Module, names: dict[nn.Module, str], found: list[Recorde
     return sites
 
 
-def _reason(kind: str, module: nn.Linear | None, product: Recorded) -> str:
+def _reason(kind: str, module: nn.Linear | None, products: Sequence[Recorded]) -> str:
+    product = products[0]
     if kind == "linear" and module is not None:
-        return why_not_plannable(module)
+        unknown = product.reason if all(p.reason for p in products) else ""
+        return why_not_plannable(module) or unknown
     reason = FUNCTIONAL if kind == "functional" else BOTH_ACTIVATIONS
     return f"{reason} ({product.reason})" if product.reason else reason
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
-from loka.sites.hooks import PassingHook
+from loka.sites.hooks import PassingHook, is_traced
 from loka.sites.products import COPIES, Product, products_of
 
 __all__ = ["Recorded", "Recorder", "tensor_key"]
@@ -81,6 +81,7 @@ class Recorder(TorchFunctionMode):
         # An address names a tensor only while the tensor lives.
         self._kept: list[Tensor] = []
         self._below: TorchFunctionMode | None = None
+        self._is_over = False
 
     def __enter__(self) -> Recorder:
         modes = _get_current_function_mode_stack()
@@ -94,6 +95,8 @@ class Recorder(TorchFunctionMode):
         A loop has modes of its own (`with torch.device("cuda"):`), which may begin before a watched step and
         end within it, or the other way round. One that ended within it took ours for its own off the top.
         """
+        self._is_over = True  # on the stack of another thread, which is not to be reached, it stays and rests
+        self._kept.clear()
         modes = _get_current_function_mode_stack()
         place = next((i for i, mode in enumerate(modes) if mode is self), None)
         if place is None:
@@ -115,7 +118,7 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         """Note what is asked for, then let it run."""
         kwargs = kwargs or {}
-        if not self._when():
+        if self._is_over or not self._when() or is_traced():
             return func(*args, **kwargs)
         for product in products_of(func, args, kwargs):
             self._note(product)
