@@ -72,7 +72,7 @@ def test_the_options_reach_probe_and_the_site_table_is_in_words(
     assert any(tag.startswith("tower.deep.0/sqnr_db/") for tag, _, _ in written.points)
     text = capsys.readouterr().out
     assert text.startswith("ceiling: ")
-    parts = ("safe, not timed: ", "not judged: ", "judged by: ", "observing costs ")
+    parts = ("safe, not timed: ", "not judged: ", "judged by: ", "observing one step in ")
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
     assert "(se " in text  # of fwd the loss was estimated

@@ -230,7 +230,7 @@ def test_the_parts_name_limits_overhead_and_bad_rows() -> None:
         percent=0.4,
     )
     text = "\n".join(part for part in judged_parts(profile) if isinstance(part, str))
-    assert "observing costs 0.40 % at every 100 steps: a plain step 50.00 ms, observed 70.00 ms" in text
+    assert "observing one step in 100 makes the training 0.4 % longer: a plain step takes 50 ms" in text
     assert "warning: 1,234 rows at tower.deep.0 held a NaN or an infinity" in text
     assert limits_text(Requirement(max_loss_increase=None, min_speedup=None)) == (
         "judged by: SQNR >= 20 dB, row error p99 <= 0.25, any loss, 1x where timed; "

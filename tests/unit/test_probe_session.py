@@ -83,7 +83,7 @@ def test_every_is_raised_where_observing_costs_too_much(caplog: pytest.LogCaptur
         train(model, probe, 24)
     assert probe.every > 4
     assert len(caplog.messages) == 1
-    assert "more than the limit of 0.001 %: each" in caplog.messages[0]
+    assert "over the limit of 0.001 %: one in" in caplog.messages[0]
     profile = probe.profile()
     assert caplog.messages[0] in profile.notes
     assert profile.overhead is not None

@@ -79,7 +79,7 @@ def probe(
             directory=folder.out,
             arm="bf16",
             resume=folder.resume,
-            on_ceiling=lambda found: logger.info("%s", ceiling_text(found.shares)),
+            on_ceiling=lambda found: logger.info("%s", ceiling_text(found.shares).partition("\n")[0]),
             bar=bar_wanted(),
             live_every=learning.live_every,
             loss=loss,

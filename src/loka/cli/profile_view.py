@@ -117,11 +117,12 @@ def overhead_text(overhead: Overhead | None) -> str:
     """What observing cost the training, in one line."""
     if overhead is None:
         return "observing: not clocked (train for more steps)"
-    kinds = (("observed", overhead.observed_step_us), ("with live errors", overhead.full_step_us))
-    seen = [f"{title} {us / 1000:.2f} ms" for title, us in kinds if us is not None]
+    kinds = (("an observed one", overhead.observed_step_us), ("one with live errors", overhead.full_step_us))
+    seen = [f"{title} {us / 1000:.3g} ms" for title, us in kinds if us is not None]
+    percent = f"{overhead.percent:,.0f}" if overhead.percent >= 100 else f"{overhead.percent:.2g}"
     return (
-        f"observing costs {overhead.percent:.2f} % at every {overhead.every} steps: "
-        f"a plain step {overhead.plain_step_us / 1000:.2f} ms, {', '.join(seen) or 'none observed'}"
+        f"observing one step in {overhead.every} makes the training {percent} % longer: a plain "
+        f"step takes {overhead.plain_step_us / 1000:.3g} ms, {', '.join(seen) or 'none was observed'}"
     )
 
 
