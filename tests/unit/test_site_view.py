@@ -122,6 +122,19 @@ def test_the_picture_of_an_operand() -> None:
     assert zero
 
 
+def test_several_sites_take_three_lines_an_operand() -> None:
+    numbers = operand_numbers(learned(*(heavy(seed=s) for s in range(4))))
+    lines = shown(distribution_parts("input of tower.deep.0", numbers, brief=True))
+    assert len(lines) == 3
+    octaves = sorted((int(e) for e in numbers["exponents"]), reverse=True)
+    marks = lines[2].partition("|x| from ")[2].split("|")[1]
+    fullest = max(numbers["exponents"], key=lambda e: numbers["exponents"][e])
+    assert marks[octaves[0] - int(fullest)] == "@"
+    assert lines[2].split("|x| from ")[1].startswith(f"2^{octaves[0]} ")
+    empty = shown(distribution_parts("g", operand_numbers(learned(torch.zeros(5, 3))), brief=True))
+    assert [line.split(",")[0] for line in empty] == ["g: 5 rows of 3 features", "  exact zeros 100.00 %"]
+
+
 def test_an_operand_without_distributions_and_one_of_zeros() -> None:
     lines = shown(distribution_parts("g", operand_numbers(learned(heavy(), distributions=False))))
     assert not [line for line in lines if "feature  " in line]

@@ -17,20 +17,24 @@ __all__ = ["distribution_parts", "history_lines"]
 _BAR = 30  # characters of the fullest octave
 _TAIL = 1e-4  # the smallest octaves that hold no more than this together are one line
 _HISTORY_HEIGHT = 4
+_RAMP = " .:-=+*#%@"
 
 
-def distribution_parts(title: str, numbers: Mapping[str, Any]) -> list[Any]:
+def distribution_parts(title: str, numbers: Mapping[str, Any], *, brief: bool = False) -> list[Any]:
     """Lines and tables that show one operand.
 
     Args:
         title: Which operand of which site.
         numbers: As `operand_numbers` gives them.
+        brief: Three lines, where several sites are shown.
     """
     head = f"{title}: {numbers['rows']:,} rows of {numbers['features']:,} features"
     if numbers["nonfinite_rows"]:
         head += f" ({numbers['nonfinite_rows']:,} more not finite, left out)"
     if not numbers["rows"] or not numbers["features"]:
         return [f"{head}; nothing to show"]
+    if brief:
+        return [head, _share_lines(numbers)[0], *_shape_lines(numbers)]
     parts: list[Any] = [head, *_share_lines(numbers)]
     if numbers["exponents"]:
         parts.append(_octaves(numbers))
@@ -68,6 +72,20 @@ def _share_lines(numbers: Mapping[str, Any]) -> list[str]:
             f"{drift['amax_octaves']:+.1f} octaves"
         )
     return lines
+
+
+def _shape_lines(numbers: Mapping[str, Any]) -> list[str]:
+    """A character an octave, from the largest down: `@` is the fullest, a blank is empty."""
+    if not numbers["exponents"]:
+        return []
+    total = sum(numbers["exponents"].values())
+    shares = {int(e): n / total for e, n in numbers["exponents"].items()}
+    shown, _ = _with_tail(shares)
+    fullest, top = max(shares.values()), len(_RAMP) - 1
+    marks = "".join(
+        _RAMP[math.ceil(shares.get(e, 0.0) / fullest * top)] for e in range(max(shown), min(shown) - 1, -1)
+    )
+    return [f"  octaves of |x| from {_octave(max(shown))} |{marks}| down to {_octave(min(shown))}"]
 
 
 def _percent(share: float) -> str:

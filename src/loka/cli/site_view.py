@@ -66,6 +66,8 @@ def site_json(pattern: str, known: Known) -> dict[str, Any]:
 def site_parts(pattern: str, known: Known) -> list[Any]:
     """Renderables: the matching sites, then for each its distributions, errors, loss and plan.
 
+    Distributions are drawn in full where one site matches, and as one line an operand where several do.
+
     Raises:
         UnknownNameError: for a pattern that matches nothing.
     """
@@ -75,7 +77,8 @@ def site_parts(pattern: str, known: Known) -> list[Any]:
         parts.append(sites_table([row for row in site_rows(known.profile) if row["site"] in names]))
     for name in names:
         for operand, numbers in known.operands(name).items():
-            parts += ["", *distribution_parts(f"{operand} of {name}", numbers)]
+            title = f"{operand} of {name}"
+            parts += ["", *distribution_parts(title, numbers, brief=len(names) > 1)]
         if known.profile is not None and (rows := profile_rows(known.profile, [name])):
             parts += ["", *error_parts(f"at {name}", rows)]
         if known.profile is not None and (changes := loss_rows(known.profile, [name])):
