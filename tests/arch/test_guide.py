@@ -52,6 +52,8 @@ def test_the_guide_runs(
     }
     _run("Probe in your own loop", names)
     assert names["profile"].steps_observed >= 1
+    _run("What the numbers of a profile mean", names)
+    assert "tower.deep.0 weight" in capsys.readouterr().out
     names["held_out"] = list(source.batches(Split.VALID, 64))
     _run("What the loss feels", names)
     assert names["profile"].loss.site

@@ -5,8 +5,11 @@ Tables are columns of equal length, so that thousands of sites stay a few megaby
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from loka.artifacts.profile_text import profile_text
 from loka.vocab import Device, Format, OperandSpec, Pass, Site
 
 __all__ = [
@@ -27,6 +30,16 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename={"
 
     def __len__(self) -> int:
         return len(getattr(self, self.__struct_fields__[0]))
+
+    def __repr__(self) -> str:
+        """Rows and columns: thousands of numbers help nobody."""
+        return f"<{type(self).__name__}: {len(self)} rows of {', '.join(self.__struct_encode_fields__)}>"
+
+    def records(self) -> list[dict[str, Any]]:
+        """Each row as column to value, as `pandas.DataFrame` and `pyarrow.Table.from_pylist` take them."""
+        names = self.__struct_encode_fields__
+        columns = [getattr(self, field) for field in self.__struct_fields__]
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -233,3 +246,7 @@ class Profile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     step: StepShares | None = None
     overhead: Overhead | None = None
     notes: list[str] = []
+
+    def __str__(self) -> str:
+        """A headline and a line a site, in plain text."""
+        return profile_text(self)
