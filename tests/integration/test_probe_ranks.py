@@ -104,6 +104,55 @@ def check_decisions(rank: int) -> None:
         assert alone.every > 3
 
 
+class Branches(nn.Module):
+    """The head is reached on the second rank only; a forward on the first fails where it shall."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.block, self.head = nn.Linear(K, K), nn.Linear(K, N)
+        self.takes_head, self.fails = rank == 1, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.block(x)
+        if self.fails:
+            raise MemoryError("no memory left")
+        return self.head(x) if self.takes_head else x  # type: ignore[no-any-return]
+
+
+def check_differing(rank: int, folder: Path) -> None:
+    """Ranks wait for each other at observed steps and in `profile`: both must come there equally often."""
+    model = Branches(rank)
+    with loka.Probe(model, every=2, max_overhead=1e-4) as probe:
+        for step in range(24):
+            model.fails = rank == 0 and step in (3, 5)
+            try:
+                model(batch(rank, step)).square().mean().backward()
+            except MemoryError:
+                model.zero_grad()
+            probe.step()
+    profile = probe.profile()
+    write_profile(folder / f"{rank}.json", profile)
+    assert profile.sites.name == ["block", "head"]
+    assert profile.sites.not_planned == ["", ""]
+    assert {s.name: s.rows for s in profile.sites.sites()}["head"] == B + 8
+    assert {(of, source) for of, source in zip(profile.errors.site, profile.errors.source, strict=True)} == {
+        (name, source) for name in ("block", "head") for source in ("live", "sampled")
+    }
+
+
+def check_idle(rank: int, folder: Path) -> None:
+    """The second rank has no rows at all, or none for a while."""
+    model = Net()
+    for idle_until in (6, 16):
+        with loka.Probe(model, every=1, max_overhead=1e-4) as probe:
+            for step in range(16):
+                if rank == 0 or step >= idle_until:
+                    model(batch(rank, step)).square().mean().backward()
+                probe.step()
+        write_profile(folder / f"{rank}.json", probe.profile())
+
+
 def run(kind: str, folder: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error::UserWarning:loka", __file__, kind, str(folder)]
@@ -131,11 +180,30 @@ def test_ranks_decide_together(tmp_path: Path) -> None:
     run("decisions", tmp_path)
 
 
+def test_ranks_that_take_other_branches_or_fail_make_one_profile(tmp_path: Path) -> None:
+    run("differing", tmp_path)
+    first, second = (body(tmp_path / f"{rank}.json") for rank in range(2))
+    notes = [found.pop("notes") for found in (first, second)]
+    assert first == second
+    assert [sum("broken off" in note for note in of) for of in notes] == [2, 0]
+
+
+def test_a_rank_without_rows_is_not_waited_for(tmp_path: Path) -> None:
+    run("idle", tmp_path)
+    first, second = (body(tmp_path / f"{rank}.json") for rank in range(2))
+    assert first["sites"] == second["sites"]
+    assert first["errors"] == second["errors"]
+
+
 if __name__ == "__main__":
     _kind, _folder, _rank = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     dist.init_process_group("gloo", init_method=f"file://{_folder / 'meet'}", rank=_rank, world_size=2)
     if _kind == "decisions":
         check_decisions(_rank)
+    elif _kind == "differing":
+        check_differing(_rank, _folder)
+    elif _kind == "idle":
+        check_idle(_rank, _folder)
     else:
         check(_kind, _rank, _folder)
     dist.barrier()

@@ -128,7 +128,9 @@ class Loop:
             self.read_numbers()
             # After reading: what is launched now is read at the next observed step, so that none waits.
             self.run_later()
-            schedule.adjust()
+        if schedule.is_due:
+            schedule.adjust()  # with or without anything to observe: other ranks wait for this one
+        if due:
             self._follow_model()
         if self._is_over:
             return

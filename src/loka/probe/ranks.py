@@ -5,8 +5,9 @@ Bytes are exchanged as tensors, never as pickled objects.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import msgspec
 import torch
 import torch.distributed as dist
 from safetensors.torch import load, save
@@ -16,6 +17,7 @@ from loka.errors import UsageError
 from loka.probe.error_log import ErrorLog
 from loka.probe.observation import SiteObservation
 from loka.probe.reduce import exchange_device, gathered_bytes, reduce_over_ranks
+from loka.vocab import Site
 
 __all__ = ["Ranks"]
 
@@ -69,6 +71,19 @@ class Ranks:
         for state in self.gathered(log.state()):
             out.merge(state)
         return out
+
+    def united(self, sites: Sequence[Site]) -> list[Site]:
+        """The sites of all ranks, equal on each: one that any rank reached is as that rank found it."""
+        if self.count == 1:
+            return list(sites)
+        found: dict[str, Site] = {}
+        mine = torch.frombuffer(bytearray(msgspec.json.encode(list(sites))), dtype=torch.uint8)
+        for state in self.gathered({"sites": mine}):
+            for site in msgspec.json.decode(state["sites"].numpy().tobytes(), type=list[Site]):
+                known = found.setdefault(site.name, site)
+                if not known.rows and site.rows:
+                    found[site.name] = site
+        return list(found.values())
 
     def reduced(self, sites: Mapping[str, SiteObservation]) -> dict[str, SiteObservation]:
         """What all ranks observed; this one's observations are left as they are."""

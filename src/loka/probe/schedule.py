@@ -14,7 +14,7 @@ from loka.probe.ranks import Ranks
 __all__ = ["Schedule", "check_count"]
 
 _log = logging.getLogger("loka.probe")
-_DECIDES_FROM = 3  # observed steps, on every rank alike
+_DECIDES_FROM = 3  # due steps, on every rank alike, whatever each could observe in them
 
 
 def check_count(name: str, value: object) -> None:
@@ -69,7 +69,7 @@ class Schedule:
         self.note = ""
         self._max_overhead = max_overhead
         self._ranks = ranks
-        self._raised_to = 0
+        self._raised_to = self._turns = 0
         self._raises: list[str] = []  # why, then what was decided, oldest first
         self._repeats = self._next_repeats = False  # an observed step that gave nothing
 
@@ -138,11 +138,12 @@ class Schedule:
     def adjust(self) -> None:
         """Before an observed step: raise `every` where what was clocked says so, on all ranks alike.
 
-        Ranks ask each other only from the fourth observed step on, and each time from then on, so that none
+        Ranks ask each other only from the fourth due step on, and each time from then on, so that none
         waits for another that does not ask.
         """
         self.clock.turn()
-        if self._max_overhead is None or self.observed < _DECIDES_FROM:
+        self._turns += 1
+        if self._max_overhead is None or self._turns <= _DECIDES_FROM:
             return
         needed = self._ranks.maximum(self.clock.needed_every(self._max_overhead))
         if needed <= self.every:

@@ -262,7 +262,9 @@ class Probe:
         self._loop.run_later()
         self._loop.read_numbers()
         self._loop.drop_reshaped()
-        if not self._schedule.observed or not self._loop.sites:
+        sites = self._loop.sites or []
+        # All ranks or none: one that raised alone would leave the others waiting for it.
+        if not self._ranks.maximum(int(self._schedule.observed > 0 and bool(sites))):
             raise self._why_nothing()
         timed = self._loop.where.type == "cuda" if time_kernels is None else time_kernels
         if timed and self._loop.where.type != "cuda":
@@ -270,7 +272,7 @@ class Probe:
         self._schedule.clock.read_all()
         held_out, model = self._held_out, self._loop.model
         return build_profile(
-            self._learned(self._loop.sites),
+            self._learned(sites),
             timed=timed,
             rows=extra,
             workers=workers,
@@ -287,7 +289,7 @@ class Probe:
         return Learned(
             model=self._loop.model,
             linears=self._loop.linears,
-            sites=sites,
+            sites=self._ranks.united(sites),
             observed=self._ranks.reduced(self._loop.observer.sites),
             log=self._ranks.merged(self._loop.log),
             device=self._loop.device,
