@@ -174,6 +174,21 @@ def test_tampered_statistics(tmp_path: Path, key: str, tensor: torch.Tensor | No
         read_statistics(tmp_path / "s")
 
 
+def test_files_of_version_2_without_even_bins_are_read(tmp_path: Path) -> None:
+    known = _known(0, 3)
+    later = ("fine_counts", "fine_inside", "fine_squares", "digits")
+    tensors = {f"head/input/{n}": t for n, t in known.tensors().items() if not n.endswith(later)}
+    header = '{"schema":"loka.statistics","version":2,"facts":{}}'
+    save_file(tensors, tmp_path / "s", metadata={"loka": header})
+    read = read_statistics(tmp_path / "s")[0]["head"][Operand.INPUT]
+    for name, tensor in known.tensors().items():
+        if not name.endswith(later):
+            assert torch.equal(read.tensors()[name], tensor), name
+    assert read.marginals is not None
+    assert read.marginals.digits.tolist() == [24, 24, 24]
+    assert int(read.marginals.fine_counts.sum()) == 0
+
+
 @pytest.mark.parametrize(
     ("key", "tensor", "message"),
     [

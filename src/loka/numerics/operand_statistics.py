@@ -205,7 +205,7 @@ class OperandStatistics:
             if "covariance" in parts:
                 found.covariance = Covariance(**parts.pop("covariance"))
             if "marginals" in parts:
-                found.marginals = Marginals(**parts.pop("marginals"))
+                found.marginals = Marginals.from_tensors(parts.pop("marginals"))
         except (KeyError, TypeError) as error:
             raise UsageError(f"these tensors are not an operand's statistics: {error}") from error
         if parts:

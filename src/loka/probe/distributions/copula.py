@@ -4,7 +4,7 @@
 
 Q_f is the quantile function of feature f (exact zeros, bounded ranges, heavy tails and all), s a scale that
 the elements of a row share (see `row_scales`), F the distribution function of s z_f. Without a scale it is
-the Gaussian copula.
+the Gaussian copula. Whether rows have one is decided by the amax of rows drawn with and without.
 
 R is chosen so that x has the learned correlation, not z: squeezing z through Q_f changes it. At one scale s
 the Hermite coefficients a_k(f, s) = E[Q_f(F(s z)) He_k(z)] / sqrt(k!) give, by Mehler's formula,
@@ -27,7 +27,7 @@ from loka.numerics.covariance import Covariance
 from loka.numerics.marginals import Marginals
 from loka.probe.distributions.correlated import CorrelatedNormal, correlation_and_std, nystroem_loadings
 from loka.probe.distributions.mvn import MultivariateNormal
-from loka.probe.distributions.row_scales import RowScales
+from loka.probe.distributions.row_scales import RowScales, octaves_apart
 
 __all__ = ["Copula", "hermite_coefficients", "latent_correlation"]
 
@@ -35,8 +35,9 @@ ORDERS = 16
 _ITERATIONS = 8
 _PAIRS_AT_ONCE = 2**16
 _NORMAL_ROWS = 512
+_COMPARED_ROWS = 1024
 _LEAST_IMPORTANCE = 1e-2
-_ELEMENTS_AT_ONCE = 2**23  # quantiles take about 50 bytes an element meanwhile
+_ELEMENTS_AT_ONCE = 2**22  # quantiles take about 100 bytes an element meanwhile
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class Copula:
     def of(
         cls, covariance: Covariance, marginals: Marginals, *, row_exponents: Tensor | None = None
     ) -> Copula:
-        """Fit to the statistics of the same rows.
+        """Fit to the statistics of the same rows: with a scale a row or without, whichever gives their amax.
 
         Args:
             covariance: Full, or sketched above 2,048 features; then rows have no scale of their own.
@@ -66,14 +67,18 @@ class Copula:
         """
         device = marginals.counts.device
         if covariance.is_full:
-            correlation, std = correlation_and_std(covariance)
+            plain = cls._with_scales(covariance, marginals, RowScales.none())
             scales = _row_scales(covariance, row_exponents)
-            coefficients = hermite_coefficients(marginals, scales)
-            latent = latent_correlation(correlation, coefficients, scales.weights.to(device))
-            # Large features make the product: where not every pair can have its correlation, theirs matter.
-            importance = (std / std.max().clamp(min=1e-300)).clamp(min=_LEAST_IMPORTANCE)
-            normal = CorrelatedNormal.of_matrix(latent, device=device, importance=importance)
-            return cls(marginals, normal, scales)
+            if row_exponents is None or scales.is_none:
+                return plain
+            scaled = cls._with_scales(covariance, marginals, scales)
+            # Rows scatter because they share a scale or because every feature has a heavy tail of its own,
+            # as one-signed lognormal ones; the marginals are the same. Which it is shows in the rows' amax.
+            plain_apart, scaled_apart = (
+                octaves_apart(row_exponents, copula.draw(_COMPARED_ROWS, torch.Generator().manual_seed(0)))
+                for copula in (plain, scaled)
+            )
+            return scaled if scaled_apart < plain_apart else plain
         loadings, std = nystroem_loadings(covariance)
         # To first order a correlation is a_1(f) a_1(h) R_fh: what squeezing takes is given in advance.
         first = hermite_coefficients(marginals, RowScales.none(), orders=1)[1, :, 0].cpu()
@@ -81,6 +86,17 @@ class Copula:
             loadings / (std * first).clamp(min=1e-300)[:, None], device=device
         )
         return cls(marginals, normal, RowScales.none())
+
+    @classmethod
+    def _with_scales(cls, covariance: Covariance, marginals: Marginals, scales: RowScales) -> Copula:
+        device = marginals.counts.device
+        correlation, std = correlation_and_std(covariance)
+        coefficients = hermite_coefficients(marginals, scales)
+        latent = latent_correlation(correlation, coefficients, scales.weights.to(device))
+        # Large features make the product: where not every pair can have its correlation, theirs matter.
+        importance = (std / std.max().clamp(min=1e-300)).clamp(min=_LEAST_IMPORTANCE)
+        normal = CorrelatedNormal.of_matrix(latent, device=device, importance=importance)
+        return cls(marginals, normal, scales)
 
     def draw(self, rows: int, generator: torch.Generator) -> Tensor:
         """fp32 [rows, F] on the marginals' device."""
@@ -104,13 +120,12 @@ def _row_scales(covariance: Covariance, row_exponents: Tensor | None) -> RowScal
 def hermite_coefficients(marginals: Marginals, scales: RowScales, *, orders: int = ORDERS) -> Tensor:
     """a_0 ... a_orders of every feature at every scale, fp64 [orders + 1, F, L].
 
-    Of the feature with mean 0 and variance 1. A bin counts as its mean, so Q(F(s z)) is a step function of z
-    and the integrals are exact: that of He_k phi from z1 to z2 is the difference of He_(k-1) phi there.
+    Of the feature with mean 0 and variance 1. A stretch counts as its mean, so Q(F(s z)) is a step function
+    of z and the integrals are exact: that of He_k phi from z1 to z2 is the difference of He_(k-1) phi there.
     """
-    left, right = marginals.spans()
-    middle = (left + right) / 2
-    share = marginals.counts.double() / marginals.counts.sum(dim=1, keepdim=True).clamp(min=1)
-    centred = middle - (share * middle).sum(dim=1, keepdim=True)
+    stretches = marginals.stretches()
+    share, mean = stretches.shares, stretches.mean
+    centred = mean - (share * mean).sum(dim=1, keepdim=True)
     centred = centred / (share * centred.square()).sum(dim=1, keepdim=True).sqrt().clamp(min=1e-300)
     below = torch.nn.functional.pad(share.cumsum(dim=1), (1, 0)).clamp(0, 1)
     bound = scales.quantile(below.cpu()).to(below.device)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["RowScales"]
+from loka.numerics.moments import HISTOGRAM_MIN_EXPONENT
+
+__all__ = ["RowScales", "octaves_apart"]
 
 _TABLE = 4096
 _LEAST_OCTAVES = 0.5  # a scale that scatters less than this (standard deviation) is taken as none
@@ -111,3 +113,16 @@ class RowScales:
         positive = torch.logspace(math.log10(least), math.log10(largest), _TABLE, dtype=torch.float64)
         grid = torch.cat([-positive.flip(0), torch.zeros(1, dtype=torch.float64), positive])
         return grid, self._exact_cdf(grid)
+
+
+def octaves_apart(row_exponents: Tensor, rows: Tensor) -> float:
+    """How far the amax of rows [n, F] is from a histogram int64 [bins] of floor(log2 amax), in octaves.
+
+    The Wasserstein distance of the two distributions: the mean octaves that the amax of a row must move.
+    """
+    seen = row_exponents.cpu().double()
+    amax = rows.abs().amax(dim=1).cpu()
+    octave = torch.log2(amax[amax > 0]).floor().long() - HISTOGRAM_MIN_EXPONENT
+    drawn = torch.bincount(octave.clamp(0, seen.numel() - 1), minlength=seen.numel()).double()
+    shares = [counts / counts.sum().clamp(min=1) for counts in (seen, drawn)]
+    return float((shares[0].cumsum(0) - shares[1].cumsum(0)).abs().sum())
