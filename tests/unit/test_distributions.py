@@ -225,6 +225,24 @@ def test_rows_of_very_different_length_keep_their_directions() -> None:
     assert share_of_two(gaussian) < share_of_two(elliptical) - 0.1
 
 
+def test_large_features_keep_their_correlation_where_not_every_pair_can() -> None:
+    # ReLU of a product with raw features over decades: the largest raw one leads large rows along one
+    # direction, and the Pearson correlations of all features at once are those of no Gaussian copula.
+    g = generator(11)
+    raw = (3 * torch.randn(6000, 8, generator=g)).exp().clamp(max=3e4) * 10.0 ** (
+        -2 * torch.arange(8).clamp(max=2)
+    )
+    x = (raw @ torch.randn(8, 48, generator=g)).relu()
+
+    def beyond_the_leading(rows: torch.Tensor) -> float:
+        values = torch.linalg.eigvalsh(rows.double().t() @ rows.double())
+        return float(values[:-1].sum() / values.sum())
+
+    assert beyond_the_leading(x) < 0.01
+    drawn = Copula.of(Covariance.of(x), Marginals.of(x)).draw(6000, generator(12))
+    assert beyond_the_leading(drawn) < beyond_the_leading(x) + 1e-3
+
+
 # --- row scales ---------------------------------------------------------------------------------------------
 
 

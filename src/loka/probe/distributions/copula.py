@@ -36,7 +36,7 @@ _ITERATIONS = 8
 _PAIRS_AT_ONCE = 2**16
 _NORMAL_ROWS = 512
 _COMPARED_ROWS = 1024
-_LEAST_IMPORTANCE = 1e-2
+_LEAST_IMPORTANCE = 1e-4
 _ELEMENTS_AT_ONCE = 2**22  # quantiles take about 100 bytes an element meanwhile
 
 
@@ -93,8 +93,9 @@ class Copula:
         correlation, std = correlation_and_std(covariance)
         coefficients = hermite_coefficients(marginals, scales)
         latent = latent_correlation(correlation, coefficients, scales.weights.to(device))
-        # Large features make the product: where not every pair can have its correlation, theirs matter.
-        importance = (std / std.max().clamp(min=1e-300)).clamp(min=_LEAST_IMPORTANCE)
+        # Features add to a product and its noise by their variance: where not every pair can have its
+        # correlation, as behind a ReLU of heavy-tailed numbers, large ones keep theirs.
+        importance = (std / std.max().clamp(min=1e-300)).square().clamp(min=_LEAST_IMPORTANCE)
         normal = CorrelatedNormal.of_matrix(latent, device=device, importance=importance)
         return cls(marginals, normal, scales)
 
