@@ -20,6 +20,9 @@ What naive FP8 costs depends on the scale of the dense features, so `--dense` ma
 one whose naive plan costs validation rows of the planning seeds most surely (mean less 1.64 standard errors,
 of seeds and rows) has the metrics without a prefix. The intervals are over seeds on the given test rows;
 `*_se_rows` says how far other rows of that number would move them.
+
+That holds for what the script does. Whoever picks `--dense` and `--epochs` after looking at test rows has
+chosen on them all the same; the committed record says where that was so (`chosen_in_sight_of_the_test_rows`).
 """
 
 from __future__ import annotations
