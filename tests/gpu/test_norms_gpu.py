@@ -45,7 +45,8 @@ def error(found: Tensor, exact: Tensor) -> float:
 def test_as_close_to_fp64_as_torch(
     M: int, N: int, block: int, dtype: torch.dtype, affine: bool, swish: bool
 ) -> None:
-    norm, x, g = BlockNormSpec(block, 1e-6, swish), data(M, N, dtype), data(M, N, dtype, seed=1)
+    norm, x = BlockNormSpec(block, 1e-6, swish), data(M, N, dtype)
+    g = data(M, N, dtype, seed=1) / 64  # over the smallest rows of x, and still within fp16
     weight = data(1, N, torch.float32, seed=2)[0] if affine else None
     wide = None if weight is None else weight.double()
     exact = block_rms_norm(x.double(), norm, wide)
@@ -56,10 +57,18 @@ def test_as_close_to_fp64_as_torch(
     theirs_dx = block_rms_norm_gradients(g, x, norm, weight)[0].to(dtype)
     if N > 1:
         assert error(dx, exact_dx) <= 2 * error(theirs_dx, exact_dx) + 1e-6
+    assert bool(dx.isfinite().all())
     assert float(amax) == float(dx.float().abs().max())
     if dweight is not None:
         assert exact_dweight is not None
         assert error(dweight, exact_dweight) < 1e-5
+
+
+def test_the_amax_is_of_what_is_finite() -> None:
+    x, g = data(333, 300, torch.float16), 64 * data(333, 300, torch.float16, seed=1)
+    dx, _, amax = block_norm_gradients(g, x, BlockNormSpec(128, 1e-6, False))
+    assert not bool(dx.isfinite().all()), "nothing overflowed, so nothing was tested"
+    assert float(amax) == float(dx[dx.isfinite()].float().abs().max())
 
 
 @pytest.mark.parametrize(("M", "N", "block", "dtype", "affine"), CASES)
@@ -76,7 +85,9 @@ def test_codes_are_those_of_the_cast(M: int, N: int, block: int, dtype: torch.dt
             continue
         wanted = cast_operand(y, made.spec, scale=static_scale(x, norm, made.spec, weight))
         assert made.values.shape == wanted.values.shape
-        torch.testing.assert_close(made.scale, wanted.scale, rtol=2e-6, atol=0)
+        # Hard swish near -3 is a small difference of large numbers: its error is of their size.
+        atol = 2e-7 * float(wanted.scale.max())
+        torch.testing.assert_close(made.scale, wanted.scale, rtol=2e-6, atol=atol)
         off = made.values.view(torch.uint8) != wanted.values.view(torch.uint8)
         assert int(off.sum()) <= 2 + made.values.numel() // 1000
 

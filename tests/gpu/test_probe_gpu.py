@@ -120,7 +120,7 @@ def test_every_usable_kernel_has_a_sampled_row_with_an_interval() -> None:
     ).cuda()  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with loka.Probe(model, every=2, live_every=1, max_overhead=None) as probe:
-        for step in range(8):
+        for step in range(20):
             x = torch.randn(1024, 512, generator=torch.Generator().manual_seed(step)).cuda()
             with torch.autocast("cuda", torch.bfloat16):
                 loss = model(x).float().square().mean()

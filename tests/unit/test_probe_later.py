@@ -1,4 +1,4 @@
-"""Live trials that run later give what they would have given at once."""
+"""What waits for a plain step gives what it would have given at once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from torch import nn
 import loka
 from loka.artifacts.profile import ErrorTable
 from loka.kernels import device_of
+from loka.numerics import Covariance, Marginals, OperandStatistics
 from loka.probe import later as later_module
 from loka.probe.error_log import ErrorLog
-from loka.probe.later import LaterTrials
+from loka.probe.later import LaterWork
 from loka.probe.live import LIVE_OUTPUTS, Captured, live_errors, site_generator
 from loka.probe.loop import Loop
+from loka.probe.seen import Sampled
 from loka.probe.trial import trials_of
 from loka.vocab import Pass, Site
 
@@ -30,13 +32,13 @@ def test_the_weight_is_that_of_the_observed_step() -> None:
     """Whether all of it is looked at or a part: the optimizer may change it in between."""
     cpu = torch.device("cpu")
     log = ErrorLog()
-    later = LaterTrials(log, cpu)
+    later = LaterWork(log, cpu)
     wanted = {}
     for name, n, k in (("small", 32, 48), ("wide", LIVE_OUTPUTS + 128, 16), ("long", 16, LIVE_OUTPUTS + 256)):
         captured = captured_of(n, k)
         trials = trials_of(Site(name, "linear", n, k, False, 300), device_of(cpu))
         wanted[name] = trials, live_errors(captured, trials, site_generator(0, name, "live/1"))
-        later.add(name, trials, captured, site_generator(0, name, "live/1"))
+        later.add_trials(name, trials, captured, site_generator(0, name, "live/1"))
         captured.w.mul_(0)
     assert len(later) == 9
     assert later.run(1)
@@ -55,21 +57,49 @@ def test_the_weight_is_that_of_the_observed_step() -> None:
 def test_passes_that_did_not_run_wait_for_nothing() -> None:
     captured = captured_of(32, 48)
     captured.g = captured.g_amax = None
-    later = LaterTrials(ErrorLog(), torch.device("cpu"))
+    later = LaterWork(ErrorLog(), torch.device("cpu"))
     trials = trials_of(Site("s", "linear", 32, 48, False, 300), device_of(torch.device("cpu")))
-    later.add("s", trials, captured, site_generator(0, "s", "t"))
+    later.add_trials("s", trials, captured, site_generator(0, "s", "t"))
     assert len(later) == 1
 
 
 def test_a_queue_that_holds_too_much_is_worked_off_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(later_module, "QUEUE_BYTES", 1)
-    later = LaterTrials(ErrorLog(), torch.device("cpu"))
+    later = LaterWork(ErrorLog(), torch.device("cpu"))
     trials = trials_of(Site("s", "linear", 32, 48, False, 300), device_of(torch.device("cpu")))
-    later.add("s", trials, captured_of(32, 48), site_generator(0, "s", "t"))
+    later.add_trials("s", trials, captured_of(32, 48), site_generator(0, "s", "t"))
     assert len(later) == 1
 
 
-def errors_of_a_training(*, resumed_at: int | None = None) -> ErrorTable:
+def test_a_sample_is_of_the_observed_step_and_fitted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two operands share it: two sites with one input."""
+    x = torch.randn(200, 7, generator=torch.Generator().manual_seed(0))
+    wanted = Covariance.of(x), Marginals.of(x)
+    sample = Sampled.of(x, None)
+    fitted: list[int] = []
+    of = Covariance.of
+    monkeypatch.setattr(Covariance, "of", lambda x: fitted.append(1) or of(x))  # type: ignore[func-returns-value]
+    first, second = OperandStatistics.empty(7), OperandStatistics.empty(7)
+    later = LaterWork(ErrorLog(), torch.device("cpu"))
+    later.add_distributions(first, sample)
+    later.add_distributions(second, sample)
+    x.zero_()
+    assert first.covariance is None
+    assert later.run(1)
+    assert first.covariance is not None
+    assert second.covariance is None
+    later.run()
+    assert len(fitted) == 1
+    for known in (first, second):
+        assert known.covariance is not None
+        assert known.marginals is not None
+        for found, direct in zip((known.covariance, known.marginals), wanted, strict=True):
+            for name, tensor in direct.tensors().items():
+                assert torch.equal(found.tensors()[name], tensor), name
+
+
+def a_training(*, resumed_at: int | None = None) -> tuple[ErrorTable, dict[str, torch.Tensor]]:
+    """Errors and statistics of 40 steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32), nn.Linear(32, 16))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -87,25 +117,37 @@ def errors_of_a_training(*, resumed_at: int | None = None) -> ErrorTable:
                 optimizer.step()
                 probe.step()
     errors: ErrorTable = probe.errors
-    return errors
+    learned = {
+        f"{site} {operand} {name}": tensor
+        for site, operands in probe.statistics.items()
+        for operand, known in operands.items()
+        for name, tensor in known.tensors().items()
+    }
+    return errors, learned
 
 
 @pytest.mark.parametrize("resumed_at", [None, 12])
-def test_a_training_gives_the_same_errors_later_as_at_once(
+def test_a_training_gives_the_same_later_as_at_once(
     monkeypatch: pytest.MonkeyPatch, resumed_at: int | None
 ) -> None:
     """Weights move between the observed step and the trial, and a resume comes in between."""
-    at_once = errors_of_a_training()
+    at_once, learned_at_once = a_training()
     ran: list[int | None] = []
-    run = LaterTrials.run
-    monkeypatch.setattr(Loop, "queues_trials", property(lambda self: True))
+    run = LaterWork.run
+    monkeypatch.setattr(Loop, "puts_off", property(lambda self: True))
 
-    def watched(self: LaterTrials, most: int | None = None) -> bool:
+    def watched(self: LaterWork, most: int | None = None) -> bool:
         ran.append(most)
         return run(self, most)
 
-    monkeypatch.setattr(LaterTrials, "run", watched)
-    later = errors_of_a_training(resumed_at=resumed_at)
+    monkeypatch.setattr(LaterWork, "run", watched)
+    later, learned = a_training(resumed_at=resumed_at)
     assert 1 in ran
     assert later == at_once
     assert len(later) > 0
+    assert learned.keys() == learned_at_once.keys()
+    assert any("marginals" in name for name in learned)
+    for name, tensor in learned_at_once.items():
+        torch.testing.assert_close(
+            learned[name], tensor, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}"
+        )

@@ -141,12 +141,12 @@ class OperandStatistics:
         self.window = self.window.add(step, batch.moments.exponents)
         self.moments = batch.moments if replaces else merged(self.moments, batch.moments)
         self.history = self.history.with_amax(step, batch.amax)
-        if batch.covariance is not None:
-            old = self.covariance
-            self.covariance = batch.covariance if old is None else old.merge(batch.covariance)
-        if batch.marginals is not None:
-            known = self.marginals
-            self.marginals = batch.marginals if known is None else known.merge(batch.marginals)
+        self.take_distributions(batch.covariance, batch.marginals)
+
+    def take_distributions(self, covariance: Covariance | None, marginals: Marginals | None) -> None:
+        """Add the distributions of sampled rows, which may be known later than the moments; None for none."""
+        self.covariance = _merged_covariance(self.covariance, covariance)
+        self.marginals = _merged_marginals(self.marginals, marginals)
 
     def merge(self, other: OperandStatistics) -> OperandStatistics:
         """The statistics of both sets of rows, as of two ranks or of two parts of a run.

@@ -29,7 +29,7 @@ from loka.probe.broken_off import holders_of
 from loka.probe.eager import EAGER
 from loka.probe.error_log import ErrorLog
 from loka.probe.finding import SiteFinder
-from loka.probe.later import LaterTrials
+from loka.probe.later import LaterWork
 from loka.probe.live import Captured, live_errors, site_generator
 from loka.probe.observer import Observer
 from loka.probe.overhead import StepKind
@@ -42,7 +42,7 @@ from loka.vocab import Pass, Site
 __all__ = ["Loop"]
 
 _TIMED_STEP = 5  # late enough that allocators, autotuning and compilation are warm
-_PIECES_A_STEP = 1  # a pass of a site: about 20 ms of the host's
+_PIECES_A_STEP = 1  # the trials of a pass of a site: about 20 ms of the host's; a distribution: about 5
 _FREE_STEPS = 4  # one plain step in so many has no piece beside it
 _SETTLED_DB = 0.5
 _SETTLED_OBSERVATIONS = 5
@@ -84,7 +84,7 @@ class Loop:
         self.where = device_of_linears(self.linears)
         self.device = device_of(self.where)
         self.log = ErrorLog()
-        self._later = LaterTrials(self.log, self.where)
+        self._later = LaterWork(self.log, self.where)
         self.finder = SiteFinder(model)
         self.sites: list[Site] | None = None
         self._seeks = True  # the sites are still to be found, or to be found anew
@@ -108,10 +108,11 @@ class Loop:
             seed=self._seed,
             is_training=lambda: self.model.training,
             holders=holders_of(self.model, self.linears.values()),
-            on_restart=self._forget_trials,
+            on_restart=self._forget_waiting,
+            on_sampled=self._later.add_distributions if self.puts_off else None,
         )
 
-    def _forget_trials(self) -> None:
+    def _forget_waiting(self) -> None:
         self._later.clear()
         self.log.forget(self._first_pending)
 
@@ -207,9 +208,9 @@ class Loop:
         _log.info("first reached in step %d: %s", self._step + 1, ", ".join(late))
 
     def forget_step(self) -> None:
-        """Drop what the step under way gave, and the trials that wait; a half is not observed."""
+        """Drop what the step under way gave, and the work that waits; a half is not observed."""
         began = self.observer.forget_step()
-        self._forget_trials()
+        self._forget_waiting()
         if self._observing and began:
             self._unread = None
             self._observing = False
@@ -236,12 +237,12 @@ class Loop:
             self._kind = StepKind.LATER
 
     @property
-    def queues_trials(self) -> bool:
-        """Whether trials wait for plain steps; a CPU would only multiply at another time."""
+    def puts_off(self) -> bool:
+        """Whether trials and distributions wait for plain steps; a CPU would only do them at another time."""
         return self.where.type == "cuda"
 
     def run_later(self) -> None:
-        """Do what is left of the last observed steps' trials."""
+        """Do what the last observed steps left to be done."""
         self._later.run()
 
     def has_settled(self) -> bool:
@@ -351,8 +352,8 @@ class Loop:
         if not trials or _is_freed(captured.w):
             return
         generator = site_generator(self._seed, name, f"live/{self._step}")
-        if self.queues_trials:
-            self._later.add(name, trials, captured, generator)
+        if self.puts_off:
+            self._later.add_trials(name, trials, captured, generator)
         else:
             self.log.add(name, trials, live_errors(captured, trials, generator))
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from loka.numerics import BatchStatistics
+from loka.numerics import OperandStatistics
 from loka.probe.broken_off import BrokenOff
 from loka.probe.calls import base_of, has_weight, is_sharded, passes_of, why_not_seen
 from loka.probe.live import SAMPLED_ROWS, Captured, site_generator
@@ -94,7 +94,9 @@ class Observer:
         is_training: Says whether a forward belongs to training; evaluation between steps is left out.
         holders: Modules whose forwards are followed, so that a step which is broken off by an exception can
             begin anew.
-        on_restart: Called when it does, to drop what was captured of it.
+        on_restart: Called when it does, to drop what was captured and sampled of it.
+        on_sampled: Called with an operand and rows of it, whose distributions are to be added to what is
+            known of it; by default they are so at once.
 
     Attributes:
         sites: What is known, by site.
@@ -111,6 +113,7 @@ class Observer:
         is_training: Callable[[], bool],
         holders: Iterable[nn.Module] = (),
         on_restart: Callable[[], object] = lambda: None,
+        on_sampled: Callable[[OperandStatistics, Sampled], object] | None = None,
     ) -> None:
         self.sites: dict[str, SiteObservation] = {}
         self.left_out: dict[str, str] = {}
@@ -118,6 +121,7 @@ class Observer:
         self._on_captured = on_captured
         self._is_training = is_training
         self._on_restart = on_restart
+        self._on_sampled = on_sampled or _add_distributions
         self._broken = BrokenOff(holders, self._restart, when=is_training)
         self.was_broken_off = False
         self._seed = seed
@@ -258,7 +262,8 @@ class Observer:
         sample = self._seen.sampled(
             x, limit=now.limit, generator=lambda: self._generator(name, Operand.INPUT, now, number)
         )
-        site.take(Operand.INPUT, _with_distributions(batch, sample), step=self._step)
+        site.take(Operand.INPUT, batch, step=self._step)
+        self._on_sampled(site.operands[Operand.INPUT], sample)
         call = _Call(sampled=True, rows=sample.rows)
         if not now.taken and number >= now.chosen:
             now.taken, now.hooked = True, asks
@@ -343,7 +348,8 @@ class Observer:
         if call.sampled is None:
             rows = row_numbers(g_MN, now.limit, self._generator(name, Operand.GRAD_OUTPUT, now, number))
         sample = Sampled.of(g_MN, rows)
-        site.take(Operand.GRAD_OUTPUT, _with_distributions(batch, sample), step=now.number)
+        site.take(Operand.GRAD_OUTPUT, batch, step=now.number)
+        self._on_sampled(site.operands[Operand.GRAD_OUTPUT], sample)
         captured = call.captured
         if captured is None or now.captured is not captured:
             return
@@ -356,5 +362,5 @@ class Observer:
         self._on_captured(name, captured)
 
 
-def _with_distributions(batch: BatchStatistics, sample: Sampled) -> BatchStatistics:
-    return replace(batch, covariance=sample.covariance, marginals=sample.marginals)
+def _add_distributions(known: OperandStatistics, sample: Sampled) -> None:
+    known.take_distributions(*sample.distributions())

@@ -18,27 +18,29 @@ from loka.sites.recorder import tensor_key
 __all__ = ["Sampled", "SeenTensors", "row_numbers", "rows_of_features", "taken"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sampled:
-    """Sampled rows of a tensor and their distributions.
+    """Sampled rows of a tensor.
 
     Attributes:
         rows: int64 [S] on the tensor's device, sorted; None where all rows are the sample.
-        values: [S, F], in the tensor's dtype.
-        covariance: Of the finite ones of them.
-        marginals: The same.
+        values: [S, F], a copy in the tensor's dtype.
     """
 
     rows: Tensor | None
     values: Tensor
-    covariance: Covariance
-    marginals: Marginals
+    _found: tuple[Covariance, Marginals] | None = None
 
     @classmethod
     def of(cls, x_MK: Tensor, rows: Tensor | None) -> Sampled:
         """The given rows of x_MK; no host synchronisation."""
-        values = taken(x_MK, rows)
-        return cls(rows, values, Covariance.of(values), Marginals.of(values))
+        return cls(rows, taken(x_MK, rows))
+
+    def distributions(self) -> tuple[Covariance, Marginals]:
+        """Of the finite ones among the rows; computed once, when first asked for."""
+        if self._found is None:
+            self._found = Covariance.of(self.values), Marginals.of(self.values)
+        return self._found
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ class Probe:
             schedule.every,
             len(linears),
             self._planned_bytes() / 1e6,
-            f", operands of trials about {QUEUE_BYTES / 1e9:.1f} GB" if self._loop.queues_trials else "",
+            f", operands of trials about {QUEUE_BYTES / 1e9:.1f} GB" if self._loop.puts_off else "",
         )
         self._loop.check_device()
         self._inside, self._thread = True, threading.get_ident()
@@ -209,6 +209,7 @@ class Probe:
     @property
     def statistics(self) -> dict[str, dict[Operand, OperandStatistics]]:
         """Learned statistics by site and operand, of this rank."""
+        self._loop.run_later()
         return {name: site.operands for name, site in self._loop.observer.sites.items()}
 
     @property

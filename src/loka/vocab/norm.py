@@ -51,6 +51,7 @@ class BlockNormSpec:
         Raises:
             UsageError: for no features.
         """
+        features = int(features)  # where torch's compiler traces with symbols: the cut depends on the number
         if features < 1:
             raise UsageError(f"BlockNorm needs at least one feature, got {features}")
         count = -(-features // self.block)

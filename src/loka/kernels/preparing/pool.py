@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from loka.errors import UsageError
+from loka.kernels.preparing.compiler_key import ask_for_the_assembler_again
 from loka.kernels.preparing.process import Numbered, Worker
 from loka.kernels.preparing.tasks import Answer, CastTask, Task, expected_seconds, group_of
 from loka.kernels.preparing.worker import Settings
@@ -86,6 +87,7 @@ def prepare_all(tasks: Iterable[Task], where: torch.device, *, workers: int) -> 
     count, budget = _capacity(where, min(workers, len(groups)))
     if not count:
         return Prepared()
+    ask_for_the_assembler_again()
     _log.info("preparing %d products and casts in %d processes", len(asked), count)
     answers: dict[int, Answer] = {}
     shares = _Shares(groups, budget)

@@ -44,8 +44,9 @@ def cut_of(x: Tensor, norm: BlockNormSpec) -> Cut:
     """The cut of x [M, N] with contiguous features.
 
     A single row has no stride to speak of; a stride of 1 would tell the compiler that rows are contiguous.
+    Features are a number even where a compiler traces with symbols: how they are cut depends on it.
     """
-    M, N = x.shape
+    M, N = x.shape[0], int(x.shape[1])
     widths = norm.widths(N)
     wider = sum(width > widths[-1] for width in widths)
     columns = 1 << max(0, widths[0] - 1).bit_length()
