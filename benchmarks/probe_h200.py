@@ -31,7 +31,7 @@ from loka.probe import Probe
 from towers import TowerStep
 
 EVERY, LIVE_EVERY = 100, 10
-BLOCK_STEPS, BLOCKS = 12, 30
+BLOCK_STEPS, BLOCKS = 16, 30
 
 Metrics = dict[str, float]
 

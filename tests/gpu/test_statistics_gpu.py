@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.kernels.column_statistics import merge_moments, moments_of
+from loka.kernels.column_statistics import cast_counts_of, merge_moments, moments_of
 from loka.kernels.triton.statistics.host import HISTOGRAM_ALL
-from loka.numerics import BatchStatistics, Moments, OperandStatistics
+from loka.numerics import BatchStatistics, Moments, OperandStatistics, cast_counts
 from loka.probe.live import SAMPLED_ROWS, Captured
 from loka.probe.observer import Observer
 from loka.probe.state import sites_of_state, state_of_sites
 from loka.sites import plannable_linears
-from loka.vocab import Operand
+from loka.vocab import Format, Operand
 
 pytestmark = [
     pytest.mark.gpu,
@@ -176,3 +176,15 @@ def test_deterministic_algorithms_are_enough() -> None:
         assert torch.equal(tensor, second.marginals.tensors()[name]), name
     for name, tensor in first.moments.tensors().items():
         assert torch.equal(tensor, second.moments.tensors()[name]), name
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (256, 4096), (33, 300)])
+@pytest.mark.parametrize("given", [False, True])
+def test_counts_of_casts_equal_those_of_plain_torch(shape: tuple[int, int], given: bool) -> None:
+    x = data(*shape, torch.float32)
+    codes = x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    scale = torch.tensor(2.0**-6, device="cuda") if given else None
+    wanted = cast_counts(x, codes, Format.E4M3, scale).tolist()
+    assert cast_counts_of(x, codes, Format.E4M3, scale).tolist() == wanted
+    turned = x.t().contiguous().t(), codes.t().contiguous().t()
+    assert cast_counts_of(*turned, Format.E4M3, scale).tolist() == wanted

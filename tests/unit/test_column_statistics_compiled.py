@@ -25,6 +25,10 @@ POINTERS = {
     "row_histograms": "*i32",
     "zeros": "*i32",
     "counters": "*i64",
+    "values": "*fp32",
+    "codes": "*u8",
+    "scale": "*fp32",
+    "found": "*i64",
     "mean": "*fp64",
     "m2": "*fp64",
     "amax": "*fp32",
@@ -50,7 +54,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, in
 
 def test_nothing_is_spilled_and_two_programs_fit(compiled: dict[str, dict[str, int]]) -> None:
     """Of 64 Ki registers a program of 256 threads may take half."""
-    assert len(compiled) == 8
+    assert len(compiled) == 9
     for name, numbers in compiled.items():
         assert numbers["spilled"] == 0, name
         assert numbers["threads"] * numbers["registers"] <= 32768, name
@@ -59,7 +63,7 @@ def test_nothing_is_spilled_and_two_programs_fit(compiled: dict[str, dict[str, i
 
 def test_memory_is_read_16_bytes_at_a_time(compiled: dict[str, dict[str, int]]) -> None:
     for name, numbers in compiled.items():
-        if name.startswith(("columns", "rows")) and "single" not in name:
+        if name.startswith(("columns", "rows", "cast counts")) and "single" not in name:
             assert numbers["wide_loads"] > 0, name
 
 
@@ -77,7 +81,8 @@ def _numbers(kernel: Any, x: str, constants: dict[str, Any], warps: int) -> dict
     names = kernel.arg_names
     pointers = {n: POINTERS.get(n, x) for n in names if n in POINTERS or n == "x"}
     signature = {n: pointers.get(n, "constexpr" if n in constants else "i32") for n in names}
-    aligned = [n for n in names if n in pointers or (n in ("C", "stride") and n not in constants)]
+    strides = ("C", "stride", "values_stride", "codes_stride")
+    aligned = [n for n in names if n in pointers or (n in strides and n not in constants)]
     attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": warps} | ({"maxnreg": MOST_REGISTERS} if warps == 8 else {})
@@ -98,7 +103,7 @@ def _numbers(kernel: Any, x: str, constants: dict[str, Any], warps: int) -> dict
 
 
 def _main() -> None:
-    from loka.kernels.triton.statistics import columns, merging, rows
+    from loka.kernels.triton.statistics import cast_counts, columns, merging, rows
     from loka.kernels.triton.statistics.host import cut_of
 
     results: dict[str, dict[str, int]] = {}
@@ -114,8 +119,10 @@ def _main() -> None:
     results["rows"] = _numbers(rows.rows_kernel, "*bf16", {"BR": 1, "BC": 4096}, 8)
     ones = {"R": 1, "C": 1, "stride": 1, "chunk_rows": 1, "WHOLE": True, "HIST": 1, "BR": 1, "BC": 16}
     results["columns single"] = _numbers(columns.columns_kernel, "*bf16", ones, 8)
-    results["partials"] = _numbers(merging.partials_kernel, "*bf16", {"PB": 64, "BC": 16}, 4)
+    results["partials"] = _numbers(merging.partials_kernel, "*bf16", {"PB": 128, "BC": 16}, 8)
     results["pair"] = _numbers(merging.pair_kernel, "*bf16", {"COUNTS": 132, "BC": 128}, 4)
+    tile = {"ZERO_BITS": 0x7F, "LIMIT": 448.0, "BR": 8, "BC": 256}
+    results["cast counts"] = _numbers(cast_counts.cast_counts_kernel, "*fp32", tile, 4)
     print(json.dumps(results))
 
 

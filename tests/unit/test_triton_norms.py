@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from loka.kernels import block_norm as plain
 from loka.kernels.triton import norms
@@ -196,11 +195,14 @@ def test_blocks_are_cut_as_the_spec_says() -> None:
 
 
 def test_the_cut_is_of_numbers_where_a_compiler_traces_with_symbols() -> None:
-    shapes = ShapeEnv()
-    with FakeTensorMode(shape_env=shapes) as mode:
-        symbolic = StatelessSymbolicContext([DimDynamic.DYNAMIC] * 2)
-        x = mode.from_tensor(torch.zeros(64, 600), symbolic_context=symbolic)
+    cuts = []
+
+    def traced(x: Tensor) -> Tensor:
         assert isinstance(x.shape[1], torch.SymInt)
-        cut = cut_of(x, BlockNormSpec(256, 1e-6))
+        cuts.append(cut_of(x, BlockNormSpec(256, 1e-6)))
+        return x + 1
+
+    make_fx(traced, tracing_mode="symbolic")(torch.zeros(64, 600))
+    (cut,) = cuts
     assert (cut.N, cut.blocks, cut.width, cut.wider, cut.columns) == (600, 3, 200, 0, 256)
     assert all(type(number) is int for number in (cut.N, cut.blocks, cut.width, cut.wider, cut.columns))

@@ -7,9 +7,12 @@ from loka.numerics.covariance import FULL_FEATURES, RANK, SKETCH, Covariance
 from loka.numerics.drift import WINDOW_STEPS, Drift, total_variation
 from loka.numerics.dtypes import format_of, torch_dtype
 from loka.numerics.error import (
+    CAST_COUNTS,
+    OVER_LIMIT,
     ROW_SUMS,
     CastLoss,
     ProductError,
+    cast_counts,
     cast_loss,
     error_of_rows,
     product_error,
@@ -38,6 +41,8 @@ from loka.numerics.quantized import (
 )
 
 __all__ = [
+    "CAST_COUNTS",
+    "OVER_LIMIT",
     "FLOAT8_FORMATS",
     "FULL_FEATURES",
     "HISTOGRAM_BINS",
@@ -63,6 +68,7 @@ __all__ = [
     "block_rms_norm",
     "block_rms_norm_gradients",
     "bound_scale",
+    "cast_counts",
     "cast_loss",
     "cast_operand",
     "column_octaves",

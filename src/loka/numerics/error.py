@@ -14,11 +14,15 @@ import torch
 from torch import Tensor
 
 from loka.numerics.quantized import Quantized, scale_per_element
+from loka.vocab import Format
 
 __all__ = [
+    "CAST_COUNTS",
+    "OVER_LIMIT",
     "ROW_SUMS",
     "CastLoss",
     "ProductError",
+    "cast_counts",
     "cast_loss",
     "error_of_rows",
     "product_error",
@@ -134,6 +138,35 @@ class CastLoss(NamedTuple):
     nonfinite: Tensor
 
 
+CAST_COUNTS = 4
+OVER_LIMIT = 1 + 2.0**-20  # of the largest value: beyond what rounding of a scale makes
+
+
+def cast_counts(values: Tensor, codes: Tensor, format_: Format, scale: Tensor | None) -> Tensor:
+    """What a cast made 0 and what a given scale cut off, in numbers that can be added up: int64 [4].
+
+    Columns: elements that were not 0 and became 0; elements that are not 0; elements whose magnitude exceeds
+    the format's largest value times the scale by more than rounding, 0 without a scale; all elements.
+
+    On the bits of the codes, without widening them: a weight may have hundreds of millions.
+
+    Args:
+        values: fp32 [rows, k], what was cast.
+        codes: uint8 [rows, k], the bits of what it became.
+        format_: Of the codes.
+        scale: fp32 (), a decode scale that may be too small; None where it cannot be.
+    """
+    nonzero = values != 0
+    zeroed = ((codes & format_.zero_bits) == 0) & nonzero
+    counts = [zeroed.sum(), nonzero.sum()]
+    if scale is None:
+        counts.append(torch.zeros_like(counts[0]))
+    else:
+        limit = format_.max * OVER_LIMIT * scale
+        counts.append((values > limit).sum() + (values < -limit).sum())
+    return torch.stack([*counts, torch.full_like(counts[0], values.numel())])
+
+
 def cast_loss(x: Tensor, q: Quantized) -> CastLoss:
     """What the cast of an operand lost.
 
@@ -148,7 +181,7 @@ def cast_loss(x: Tensor, q: Quantized) -> CastLoss:
     lost = (q.values[:, :k].float() == 0) & nonzero
     scale = scale_per_element(q)
     scale = scale[:, :k] if scale.dim() == 2 and scale.shape[1] > 1 else scale
-    over = (magnitude > q.spec.format.max * (1 + 2.0**-20) * scale) & finite
+    over = (magnitude > q.spec.format.max * OVER_LIMIT * scale) & finite
     count = finite.sum(dtype=torch.float64)
     nonzero = ((x != 0) & finite).sum(dtype=torch.float64)
     return CastLoss(lost.sum() / nonzero.clamp(min=1), over.sum() / count.clamp(min=1), rows * k - count)

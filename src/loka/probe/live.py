@@ -106,7 +106,7 @@ def _errors(operands: LiveOperands, trials: Sequence[Trial], where: torch.device
     device = device_of(where)
     # By the number of rows of the product, so that all quantiles of rows are taken in a few launches.
     sums: dict[int, list[Tensor]] = {}
-    losses: list[Tensor] = []
+    counts: list[Tensor] = []
     ran: dict[int, list[int]] = {}
     for place, trial in enumerate(trials):
         if trial.pass_ not in operands or not _fits(trial, operands[trial.pass_], device):
@@ -118,14 +118,14 @@ def _errors(operands: LiveOperands, trials: Sequence[Trial], where: torch.device
         rows = run_trial(trial, a, b, references[trial.pass_])
         sums.setdefault(rows.shape[0], []).append(rows)
         ran.setdefault(rows.shape[0], []).append(place)
-        losses += [a.loss, b.loss]
-    return _in_order(sums, ran, losses, trials=len(trials), where=where)
+        counts += [a.counts, b.counts]
+    return _in_order(sums, ran, counts, trials=len(trials), where=where)
 
 
 def _in_order(
     sums: dict[int, list[Tensor]],
     ran: dict[int, list[int]],
-    losses: list[Tensor],
+    counts: list[Tensor],
     *,
     trials: int,
     where: torch.device,
@@ -138,8 +138,9 @@ def _in_order(
         of_group = error_of_rows(torch.stack(sums[rows])).stacked()
         for error, place in zip(of_group.unbind(), places, strict=True):
             errors[place] = error
-    if losses:
-        worse = torch.stack(losses).view(-1, 2, 2).amax(dim=1)
+    if counts:
+        few, many = torch.stack(counts).double().view(-1, 2, 2, 2).unbind(dim=-1)
+        worse = (few / many.clamp(min=1)).amax(dim=1)
         in_order = sorted(place for places in ran.values() for place in places)
         for loss, place in zip(worse.unbind(), in_order, strict=True):
             lost[place] = loss

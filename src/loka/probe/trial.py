@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from loka.kernels import HIGH_PRECISION, KERNELS, Kernel, cast, emulated_twin, usable
-from loka.kernels.column_statistics import row_errors_of
-from loka.numerics import Quantized, decode_scale, not_quantized
+from loka.kernels.column_statistics import cast_counts_of, row_errors_of
+from loka.numerics import CAST_COUNTS, Quantized, decode_scale, not_quantized
 from loka.vocab import A_FORMATS, Device, Format, GemmProblem, Granularity, OperandSpec, Pass, Site
 
 __all__ = [
@@ -27,8 +27,6 @@ __all__ = [
 
 # Row layout of what a trial returns: seven numbers of ProductError, then what the casts lose.
 ERROR_FIELDS = ("signal", "noise", "row_p50", "row_p99", "row_max", "bias", "mere", "underflow", "saturation")
-
-_FNUZ = (Format.E4M3FNUZ, Format.E5M2FNUZ)
 
 
 @dataclass(slots=True)
@@ -47,14 +45,6 @@ class OperandSample:
     values: Tensor
     amax: Tensor
     bounded: bool = False
-    _nonzero: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
-
-    def nonzero(self) -> tuple[Tensor, Tensor]:
-        """Which elements are not 0, bool [rows, k], and how many; worked out once for all casts."""
-        if self._nonzero is None:
-            mask = self.values != 0
-            self._nonzero = mask, mask.sum(dtype=torch.float64).clamp(min=1)
-        return self._nonzero
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +127,10 @@ def _by_preference(device: Device) -> list[Kernel]:
 
 
 class CastSample(NamedTuple):
-    """A sample as one spec casts it, and what that loses: fp64 [2], underflow and saturation."""
+    """A sample as one spec casts it, and what that loses, as `cast_counts`: int64 [4]."""
 
     quantized: Quantized
-    loss: Tensor
+    counts: Tensor
 
 
 def cast_sample(sample: OperandSample, spec: OperandSpec) -> CastSample:
@@ -151,31 +141,16 @@ def cast_sample(sample: OperandSample, spec: OperandSpec) -> CastSample:
     oriented = spec.with_transposed(turned)
     if not spec.is_quantized:
         rounded = not_quantized(values.to(torch.bfloat16), oriented)
-        return CastSample(rounded, torch.zeros(2, dtype=torch.float64, device=values.device))
+        return CastSample(rounded, torch.zeros(CAST_COUNTS, dtype=torch.int64, device=values.device))
     scale = None
     if spec.granularity is Granularity.TENSORWISE:
         scale = decode_scale(sample.amax, spec.format, spec.scale_rounding)
     quantized = cast(values.t() if turned else values, (oriented,), scale=scale)[0]
-    return CastSample(quantized, _cast_loss(sample, quantized, None if sample.bounded else scale))
-
-
-def _cast_loss(sample: OperandSample, quantized: Quantized, scale: Tensor | None) -> Tensor:
-    """fp64 [2]: share of non-zero elements that became 0, share of all that a given scale cut off.
-
-    On the codes' bits, without widening them: a weight may have hundreds of millions. A scale from an
-    operand's own amax cuts nothing off; one of the whole tensor may, where a sample exceeds it.
-    """
-    nonzero, count = sample.nonzero()
-    codes = quantized.values[:, : sample.values.shape[1]].view(torch.uint8)
-    # In the FNUZ formats 0x80 is NaN, in the others it is -0.
-    is_zero = codes == 0 if quantized.spec.format in _FNUZ else (codes & 0x7F) == 0
-    lost = (is_zero & nonzero).sum(dtype=torch.float64) / count
-    if scale is None:
-        return torch.stack([lost, torch.zeros_like(lost)])
-    limit = quantized.spec.format.max * (1 + 2.0**-20) * scale
-    values = sample.values
-    over = (values > limit).sum(dtype=torch.float64) + (values < -limit).sum(dtype=torch.float64)
-    return torch.stack([lost, over / max(values.numel(), 1)])
+    codes = quantized.values[:, : values.shape[1]].view(torch.uint8)
+    # A scale from an operand's own amax cuts nothing off; one of the whole tensor may, where a sample
+    # exceeds it.
+    counts = cast_counts_of(values, codes, spec.format, None if sample.bounded else scale)
+    return CastSample(quantized, counts)
 
 
 def run_trial(trial: Trial, a: CastSample, b: CastSample, reference: Tensor) -> Tensor:

@@ -42,6 +42,11 @@ class Format(StrEnum):
         return _FLOAT8_TINY[self]
 
     @property
+    def zero_bits(self) -> int:
+        """The bits of a code that are all 0 in a zero; 0x80 is -0, but NaN in the FNUZ formats."""
+        return 0xFF if self in (Format.E4M3FNUZ, Format.E5M2FNUZ) else 0x7F
+
+    @property
     def mantissa_bits(self) -> int:
         """Stored mantissa bits of an 8-bit format."""
         return 3 if self in (Format.E4M3, Format.E4M3FNUZ) else 2

@@ -106,8 +106,9 @@ def _column_moments(x: Tensor) -> Moments:
         maxnreg=MOST_REGISTERS,
     )
     out = _Out.empty(x, C)
-    block = 16 if P > 16 else _MERGE_COLUMNS
-    partials_kernel[(triton.cdiv(C, block) + 1,)](
+    many = P > 16
+    block = 16 if many else _MERGE_COLUMNS
+    partials_kernel[(triton.cdiv(C, block) + 3,)](
         counts,
         means,
         m2s,
@@ -122,9 +123,9 @@ def _column_moments(x: Tensor) -> Moments:
         P,
         pieces,
         row_histograms.shape[0],
-        PB=64 if P > 16 else 16,
+        PB=128 if many else 16,
         BC=block,
-        num_warps=4,
+        num_warps=8 if many else 4,
     )
     return out.moments()
 

@@ -59,23 +59,26 @@ def partials_kernel(
     PB: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """The statistics of P chunks from those of each; the last program adds up what has no columns.
+    """The statistics of P chunks from those of each; the last three programs add up what has no columns.
 
     With the mean of all, m2 = sum m2_p + sum n_p (mean_p - mean)^2: one more loop instead of a chain of
     merges.
     """
     block = tl.program_id(0)
-    n = _total(counts, P, PB)
-    if block == tl.num_programs(0) - 1:
-        exponents = _column_totals(histograms, PIECES, PB)
-        bins = tl.arange(0, BINS)
+    left = tl.num_programs(0) - block
+    bins = tl.arange(0, BINS)
+    if left == 1:
+        tl.store(counters + 4 + bins, _column_totals(histograms, PIECES, PB))
+    elif left == 2:
+        tl.store(counters + 4 + BINS + bins, _column_totals(row_histograms, ROW_PIECES, PB))
+    elif left == 3:
+        n = _total(counts, P, PB)
         tl.store(counters, n)
         tl.store(counters + 1, _total(zeros, PIECES, PB))
         tl.store(counters + 2, _total(negatives, PIECES, PB))
         tl.store(counters + 3, R - n)
-        tl.store(counters + 4 + bins, exponents)
-        tl.store(counters + 4 + BINS + bins, _column_totals(row_histograms, ROW_PIECES, PB))
     else:
+        n = _total(counts, P, PB)
         columns = block * BC + tl.arange(0, BC)
         inside = columns < C
         sums = tl.zeros([BC], dtype=tl.float64)
