@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def test_what_processes_compiled_is_not_compiled_here(
     monkeypatch.setattr(times, "prepare_all", prepared)
     found = time_kernels([site], device, WHERE, rows_of=lambda _: [512])
     assert compiled[0]
-    assert machine_code(tmp_path) == compiled[0]
+    assert what_is_new(tmp_path, compiled[0]) == []
     assert found.left_out == {}
     assert not [note for note in found.notes if " failed at " in note]
     generator = torch.Generator(WHERE).manual_seed(0)
@@ -79,11 +80,34 @@ def test_what_processes_compiled_is_not_compiled_here(
     trials += kernel_trials_of(site, device, (Pass.WGRAD,))
     errors = live_errors(captured, trials, site_generator(0, "s", "t"))
     assert bool(errors.isfinite().all())
-    assert machine_code(tmp_path) == compiled[0]
+    assert what_is_new(tmp_path, compiled[0]) == []
 
 
 def machine_code(folder: Path) -> set[Path]:
     return set(folder.rglob("*.cubin"))
+
+
+def what_is_new(folder: Path, before: set[Path]) -> list[str]:
+    """Kernels compiled since, each with what tells it apart from the most alike of those before."""
+    return sorted(f"{path.stem}: {unlike(path, before)}" for path in machine_code(folder) - before)
+
+
+def unlike(path: Path, others: set[Path]) -> str:
+    told = json.loads(path.with_suffix(".json").read_text())
+    source = path.with_suffix(".ttir").read_text()
+    found = []
+    for other in others:
+        if other.stem == path.stem:
+            theirs = json.loads(other.with_suffix(".json").read_text())
+            keys = sorted(
+                k for k in told.keys() | theirs.keys() if told.get(k) != theirs.get(k) and k != "hash"
+            )
+            same = source == other.with_suffix(".ttir").read_text()
+            found.append((not same, len(keys), str({k: (told.get(k), theirs.get(k)) for k in keys}), same))
+    if not found:
+        return "none of that name was prepared"
+    _, _, differences, same = min(found)
+    return f"{'the same code' if same else 'other code'}, {differences}"
 
 
 def test_processes_by_default_are_no_more_than_cores() -> None:
