@@ -1,11 +1,13 @@
 """What Probe costs and how well it predicts, on one GPU.
 
-    python benchmarks/probe_h200.py --out probe_h200.json [--commit HASH] [--parts overhead profile ...]
+    python benchmarks/probe_h200.py --out probe_h200.json [--commit HASH] [--parts tower fidelity ...]
 
 tower: blocks of steps of the compiled L tower with Probe and without it, in turn. A block holds one observed
 step; at each of ten such the sites take turns to be looked at in full (live errors and distributions). What a
-block costs more is what one observed step costs; at every = 100 that is spread over 100 plain steps. Finding
-the sites in the first step and the one profiled step are paid once and reported apart.
+block costs more is what one observed step costs; at every = 100 that is spread over 100 plain steps. Of it
+the observed step itself is told apart (`observed_step_us`) from what the work that it leaves to the plain
+steps costs there (`later_work_us`), by the GPU's own clock. Finding the sites in the first step and the one
+profiled step are paid once and reported apart. `overhead` is the same without the profile.
 profile_seconds: what `profile()` of the L tower takes, kernels compiled and vetted anew.
 fidelity, faults, loss: see `fidelity.py`, `faulty_kernel.py`, `loss_prediction.py`.
 """
@@ -15,10 +17,12 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 import torch
@@ -83,16 +87,16 @@ def join(paths: list[Path], out: Path) -> None:
 
 def measured(part: str, device: str, blocks: int) -> Iterator[Metrics]:
     """The metrics of one part, as they become known."""
-    if part == "tower":
-        yield from tower(device, blocks)
+    if part in ("tower", "overhead"):
+        yield from tower(device, blocks, profiles=part == "tower")
         return
     module = {"fidelity": "fidelity", "faults": "faulty_kernel", "loss": "loss_prediction"}[part]
     measure: Callable[..., Metrics] = importlib.import_module(module).measure
     yield measure(device)
 
 
-def tower(device: str, blocks: int) -> Iterator[Metrics]:
-    """Overhead and profile of the L tower."""
+def tower(device: str, blocks: int, *, profiles: bool) -> Iterator[Metrics]:
+    """Overhead and, where asked, profile of the L tower."""
     step = TowerStep("L", device=device)
     for _ in range(3):
         step()
@@ -107,6 +111,8 @@ def tower(device: str, blocks: int) -> Iterator[Metrics]:
         "probe_allocated_bytes@L": torch.cuda.memory_allocated() - base_bytes,
         "probe_peak_allocated_bytes@L": torch.cuda.max_memory_allocated(),
     }
+    if not profiles:
+        return
     started = time.monotonic()
     profile: Profile = probe.profile()
     yield {
@@ -130,10 +136,14 @@ def _attached(probe: Probe, step: TowerStep) -> tuple[Metrics, float]:
 
 
 def _overhead(probe: Probe, step: TowerStep, blocks: int) -> Metrics:
+    marks: list[list[torch.cuda.Event]] = []
+
     def observed() -> None:
+        marks.append([_mark()])
         for _ in range(BLOCK_STEPS):
             step()
             probe.step()
+            marks[-1].append(_mark())
 
     def plain() -> None:
         for _ in range(BLOCK_STEPS):
@@ -155,9 +165,25 @@ def _overhead(probe: Probe, step: TowerStep, blocks: int) -> Metrics:
         "plain_step_us@L": step_us,
         "observed_step_extra_us@L": interval.mean,
         "observed_step_extra_us@L.median": ranked[blocks // 2],
+        **_apart(marks, step_us),
         "overhead_percent@L": percent(interval.mean),
         "overhead_percent@L.low": percent(interval.low),
         "overhead_percent@L.high": percent(interval.high),
+    }
+
+
+def _mark() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _apart(marks: list[list[torch.cuda.Event]], plain_us: float) -> Metrics:
+    """The last step of each block, which is observed, and what the others take beyond plain ones."""
+    steps = [[1e3 * a.elapsed_time(b) for a, b in itertools.pairwise(block)] for block in marks]
+    return {
+        "observed_step_us@L": fmean(block[-1] for block in steps),
+        "later_work_us@L": fmean(sum(block[:-1]) - (BLOCK_STEPS - 1) * plain_us for block in steps),
     }
 
 

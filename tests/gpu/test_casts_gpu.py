@@ -93,6 +93,15 @@ def test_strides(granularity: Granularity) -> None:
             check(made, pick(wide), made.spec)
 
 
+@pytest.mark.parametrize("shape", [(1, 32), (300, 4096), (4097, 100)])
+@pytest.mark.parametrize("format_", [Format.E4M3, Format.E5M2])
+def test_blocks_of_mx(shape: tuple[int, int], format_: Format) -> None:
+    spec = OperandSpec(format_, Granularity.MX_1X32, False, ScaleRounding.POWER_OF_TWO, pad=32)
+    for dtype in (torch.float32, torch.bfloat16):
+        for made in cast(data(*shape, dtype), (spec, spec.with_transposed(True))):
+            check(made, data(*shape, dtype), made.spec)
+
+
 def test_static_scale_zeros_and_empty() -> None:
     x = data(300, 523, torch.bfloat16)
     scale = torch.tensor(0.125, device="cuda")

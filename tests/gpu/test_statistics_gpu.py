@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from loka.kernels.column_statistics import cast_counts_of, merge_moments, moments_of
+from loka.kernels.column_statistics import cast_counts_of, marginals_of, merge_moments, moments_of
 from loka.kernels.triton.statistics.host import HISTOGRAM_ALL
-from loka.numerics import BatchStatistics, Moments, OperandStatistics, cast_counts
+from loka.numerics import BatchStatistics, Marginals, Moments, OperandStatistics, cast_counts
 from loka.probe.live import SAMPLED_ROWS, Captured
 from loka.probe.observer import Observer
 from loka.probe.state import sites_of_state, state_of_sites
@@ -176,6 +176,20 @@ def test_deterministic_algorithms_are_enough() -> None:
         assert torch.equal(tensor, second.marginals.tensors()[name]), name
     for name, tensor in first.moments.tensors().items():
         assert torch.equal(tensor, second.moments.tensors()[name]), name
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1024, 192), (700, 4096), (5000, 33)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_marginals_equal_those_of_plain_torch(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Positions but for quotients that fall on a step of 1/256."""
+    x = data(*shape, dtype)
+    found, wanted = marginals_of(x).tensors(), Marginals.of(x).tensors()
+    for name, tensor in wanted.items():
+        if name in ("inside", "inside_squares"):
+            assert float((found[name] - tensor).abs().max()) <= 4 / 256, name
+            assert int((found[name] != tensor).sum()) <= tensor.numel() // 100, name
+        else:
+            assert torch.equal(found[name], tensor), name
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (256, 4096), (33, 300)])

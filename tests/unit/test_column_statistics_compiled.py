@@ -29,6 +29,16 @@ POINTERS = {
     "codes": "*u8",
     "scale": "*fp32",
     "found": "*i64",
+    "low": "*fp32",
+    "high": "*fp32",
+    "origin": "*i32",
+    "k": "*i32",
+    "digits": "*i32",
+    "halves": "*i64",
+    "evens": "*i64",
+    "words": "*i64",
+    "inside": "*fp32",
+    "squares": "*fp32",
     "mean": "*fp64",
     "m2": "*fp64",
     "amax": "*fp32",
@@ -54,7 +64,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, in
 
 def test_nothing_is_spilled_and_two_programs_fit(compiled: dict[str, dict[str, int]]) -> None:
     """Of 64 Ki registers a program of 256 threads may take half."""
-    assert len(compiled) == 9
+    assert len(compiled) == 13
     for name, numbers in compiled.items():
         assert numbers["spilled"] == 0, name
         assert numbers["threads"] * numbers["registers"] <= 32768, name
@@ -81,7 +91,7 @@ def _numbers(kernel: Any, x: str, constants: dict[str, Any], warps: int) -> dict
     names = kernel.arg_names
     pointers = {n: POINTERS.get(n, x) for n in names if n in POINTERS or n == "x"}
     signature = {n: pointers.get(n, "constexpr" if n in constants else "i32") for n in names}
-    strides = ("C", "stride", "values_stride", "codes_stride")
+    strides = ("C", "F", "stride", "values_stride", "codes_stride")
     aligned = [n for n in names if n in pointers or (n in strides and n not in constants)]
     attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
@@ -103,7 +113,7 @@ def _numbers(kernel: Any, x: str, constants: dict[str, Any], warps: int) -> dict
 
 
 def _main() -> None:
-    from loka.kernels.triton.statistics import cast_counts, columns, merging, rows
+    from loka.kernels.triton.statistics import cast_counts, columns, feature_bins, merging, rows
     from loka.kernels.triton.statistics.host import cut_of
 
     results: dict[str, dict[str, int]] = {}
@@ -123,6 +133,11 @@ def _main() -> None:
     results["pair"] = _numbers(merging.pair_kernel, "*bf16", {"COUNTS": 132, "BC": 128}, 4)
     tile = {"ZERO_BITS": 0x7F, "LIMIT": 448.0, "BR": 8, "BC": 256}
     results["cast counts"] = _numbers(cast_counts.cast_counts_kernel, "*fp32", tile, 4)
+    tile = {"BR": 32, "BC": 64}
+    for x in ("*fp32", "*bf16"):
+        results[f"bins {x}"] = _numbers(feature_bins.bins_kernel, x, tile, 8)
+    results["extents"] = _numbers(feature_bins.extents_kernel, "*fp32", tile, 8)
+    results["unpack"] = _numbers(feature_bins.unpack_kernel, "*fp32", {"BLOCK": 1024}, 4)
     print(json.dumps(results))
 
 

@@ -125,3 +125,36 @@ def test_observations_without_a_finite_signal_are_left_out() -> None:
     good, bad = rows_of(2)
     bad[0] = math.nan
     assert log_of([good, bad], one_trial()).table().observations == [1]
+
+
+class Copy:
+    """Stands for the event of a copy to the host."""
+
+    def __init__(self, *, arrived: bool) -> None:
+        self.arrived, self.waited = arrived, 0
+
+    def query(self) -> bool:
+        return self.arrived
+
+    def synchronize(self) -> None:
+        self.waited += not self.arrived
+        self.arrived = True
+
+
+def test_what_has_not_arrived_is_left_where_nobody_may_wait() -> None:
+    rows, trial = rows_of(4), one_trial()
+    log, copies = (
+        ErrorLog(),
+        [Copy(arrived=True), Copy(arrived=False), Copy(arrived=True), Copy(arrived=False)],
+    )
+    for row, copy in zip(rows, copies, strict=True):
+        log.add("s", [trial], torch.tensor([row], dtype=torch.float64))
+        log._pending[-1].copied = copy  # type: ignore[assignment]
+    assert log.collect(wait=False) == 1
+    assert (log.table().observations, log.pending) == ([1], 3)
+    copies[1].arrived = True
+    assert log.collect(wait=False) == 2
+    assert [copy.waited for copy in copies] == [0, 0, 0, 0]
+    assert log.collect() == 1
+    assert [copy.waited for copy in copies] == [0, 0, 0, 1]
+    assert (log.table(), log.pending) == (log_of(rows, trial).table(), 0)

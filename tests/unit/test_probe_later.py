@@ -151,3 +151,46 @@ def test_a_training_gives_the_same_later_as_at_once(
         torch.testing.assert_close(
             learned[name], tensor, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def test_no_observed_step_waits_for_numbers_but_the_last_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has arrived until somebody waits: then an observed step would lose the host's lead."""
+    monkeypatch.setattr(Loop, "puts_off", property(lambda self: True))
+    monkeypatch.setattr(ErrorLog, "_arrived", lambda self: 0)
+    collect, waited, told = ErrorLog.collect, [], []
+
+    def watched(self: ErrorLog, *, wait: bool = True) -> int:
+        if wait:
+            waited.append(probe._schedule.seen + 1)
+        return collect(self, wait=wait)
+
+    monkeypatch.setattr(ErrorLog, "collect", watched)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    probe = loka.Probe(
+        model, every=4, live_every=3, max_overhead=None, on_observed=lambda probe, step: told.append(step)
+    )
+    with probe:
+        for _ in range(29):
+            model(torch.randn(8, 16)).square().mean().backward()
+            probe.step()
+        in_the_loop = list(waited)
+    # Steps 4, 16 and 28 end a round; 8 and 20 are the next ones, 28 is told at the end.
+    assert in_the_loop == [8, 20]
+    assert told == [4, 16, 28]
+
+
+def test_numbers_are_told_as_soon_as_all_have_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loop, "puts_off", property(lambda self: True))
+    told: list[tuple[int, int]] = []
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+
+    def on_observed(probe: loka.Probe, step: int) -> None:
+        told.append((step, probe._schedule.seen))
+
+    with loka.Probe(model, every=30, live_every=3, max_overhead=None, on_observed=on_observed) as probe:
+        for _ in range(59):
+            model(torch.randn(8, 16)).square().mean().backward()
+            probe.step()
+    ((step, seen),) = told
+    assert step == 30
+    assert 30 < seen < 59

@@ -110,6 +110,26 @@ def test_orientations_padded_differently(pads: tuple[int, int]) -> None:
             check(other, x, twin)
 
 
+@pytest.mark.parametrize("shape", [(1, 32), (64, 160), (33, 96), (40, 50)])
+@pytest.mark.parametrize("format_", [Format.E4M3, Format.E5M2])
+def test_blocks_of_mx(shape: tuple[int, int], format_: Format) -> None:
+    """Either orientation, of what lies either way, padded to whole blocks or whole already."""
+    for x, transposed in itertools.product((data(*shape), data(*reversed(shape)).t()), (False, True)):
+        spec = OperandSpec(format_, G.MX_1X32, transposed, ScaleRounding.POWER_OF_TWO, pad=32)
+        assert gpu_casts.can_cast(x, spec, None)
+        made, twin = cast_pair(x, spec, spec.with_transposed(not transposed))
+        assert twin is not None
+        check(made, x, spec)
+        check(twin, x, twin.spec)
+
+
+def test_a_cut_block_of_mx_is_left_to_plain_torch() -> None:
+    spec = OperandSpec(Format.E4M3, G.MX_1X32, scale_rounding=ScaleRounding.POWER_OF_TWO, pad=16)
+    assert not gpu_casts.can_cast(torch.ones(8, 40), spec, None)
+    assert gpu_casts.can_cast(torch.ones(8, 50), spec, None)
+    assert not gpu_casts.can_cast(torch.ones(8, 64), spec, torch.ones(()))
+
+
 def test_a_static_scale_takes_no_amax() -> None:
     x = data(70, 90)
     scale = torch.tensor(0.125)

@@ -1,9 +1,9 @@
 """One tensor, every operand that is wanted of it, each cast once.
 
-On a GPU LoKA's Triton kernels cast; what they do not know (MX blocks, FNUZ formats, fp64, empty tensors, an
-odd transpose) and every CPU tensor takes the plain torch of `loka.numerics`, to which they are equal bit by
-bit. Two uses with an equal spec share one cast, and two orientations of one recipe share one read where the
-scales allow it.
+On a GPU LoKA's Triton kernels cast; what they do not know (FNUZ formats, fp64, empty tensors, an odd
+transpose, a cut MX block) and every CPU tensor takes the plain torch of `loka.numerics`, to which they are
+equal bit by bit. Two uses with an equal spec share one cast, and two orientations of one recipe share one
+read where the scales allow it.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from loka.errors import UsageError
@@ -19,23 +20,24 @@ KNOWN_GRANULARITIES = (
     Granularity.BLOCKWISE_1X128,
     Granularity.BLOCKWISE_128X128,
 )
+_MX_BLOCK = 32
 
 
 def can_cast(x: Tensor, spec: OperandSpec, scale: Tensor | None) -> bool:
     """Whether the Triton kernels know the cast.
 
     A given scale they take for whole tensors only. They write the transpose of x two rows at a time, so its
-    padded rows must be even; one number has no orientation.
+    padded rows must be even; one number has no orientation. Blocks of MX must be whole.
     """
-    if (
-        not spec.is_quantized
-        or spec.format not in KNOWN_FORMATS
-        or spec.granularity not in KNOWN_GRANULARITIES
-    ):
+    if not spec.is_quantized or spec.format not in KNOWN_FORMATS:
+        return False
+    k = x.shape[0] if spec.transposed else x.shape[1]
+    if spec.granularity is Granularity.MX_1X32:
+        return scale is None and x.numel() > 0 and (k + -k % spec.pad) % _MX_BLOCK == 0
+    if spec.granularity not in KNOWN_GRANULARITIES:
         return False
     if scale is not None and (spec.granularity is not Granularity.TENSORWISE or scale.dim()):
         return False
-    k = x.shape[0] if spec.transposed else x.shape[1]
     return x.numel() > 1 and (spec.pad % 2 == 0 or k % 2 == 0)
 
 
@@ -54,6 +56,8 @@ def cast_pair(
         UsageError: where Triton is not installed.
     """
     casts = _casts if _casts is not None else load_casts()
+    if spec.granularity is Granularity.MX_1X32:
+        return _mx(casts, x, spec), None if twin is None else _mx(casts, x, twin)
     x, flipped = _with_contiguous_columns(x)
     turned = spec.transposed is not flipped
     straight, transposed = (twin, spec) if turned else (spec, twin)
@@ -150,6 +154,19 @@ def _rowwise(casts: Any, x: Tensor, straight: OperandSpec | None, transposed: Op
         values, scales = casts.cast_columnwise(x, number, power_of_two, transposed.pad)
         turned = Quantized(values, scales, transposed)
     return lying, turned
+
+
+def _mx(casts: Any, x: Tensor, spec: OperandSpec) -> Quantized:
+    """A block of 32 elements along k is a row of its own."""
+    operand = x.t() if spec.transposed else x
+    rows, k = operand.shape
+    if pad := -k % spec.pad:
+        operand = torch.nn.functional.pad(operand, (0, pad))
+    blocks = operand.contiguous().view(-1, _MX_BLOCK)
+    format_, power_of_two, _ = _words(spec, None)
+    values, scales = casts.cast_rowwise(blocks, casts.FORMAT_NUMBER[format_], power_of_two, _MX_BLOCK)
+    scale = lay_out(scales.view(rows, -1), spec.scale_layout, rows)
+    return Quantized(values.view(rows, k + pad), scale, spec)
 
 
 def _blockwise(casts: Any, x: Tensor, straight: OperandSpec | None, transposed: OperandSpec | None) -> _Made:

@@ -19,6 +19,7 @@ from loka.numerics.error import (
     row_sums,
     sqnr_db,
 )
+from loka.numerics.fine_bins import FINE_BINS
 from loka.numerics.format_loss import (
     FLOAT8_FORMATS,
     FormatLoss,
@@ -43,6 +44,7 @@ from loka.numerics.quantized import (
 __all__ = [
     "CAST_COUNTS",
     "OVER_LIMIT",
+    "FINE_BINS",
     "FLOAT8_FORMATS",
     "FULL_FEATURES",
     "HISTOGRAM_BINS",

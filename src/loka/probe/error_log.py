@@ -185,9 +185,18 @@ class ErrorLog:
         """Drop what was added since `pending` was `first`, as far as it was not collected."""
         del self._pending[first:]
 
-    def collect(self) -> None:
-        """Read what was added; waits only for copies that have not arrived (none, an observed step later)."""
-        for pending in self._pending:
+    def collect(self, *, wait: bool = True) -> int:
+        """Read what was added.
+
+        Args:
+            wait: For copies that have not arrived; else they and all behind them are left for later. To wait
+                costs the host its lead over the device, and then the device stands still.
+
+        Returns:
+            How many observations were read.
+        """
+        arrived = len(self._pending) if wait else self._arrived()
+        for pending in self._pending[:arrived]:
             if pending.copied is not None:
                 pending.copied.synchronize()
             for trial, row in zip(pending.trials, pending.values.tolist(), strict=True):
@@ -196,7 +205,15 @@ class ErrorLog:
                     kernel = trial.kernel.name
                     key = ErrorKey(pending.site, *trial.key, kernel, pending.source, pending.m)
                     self._sums[key].add(row)
-        self._pending.clear()
+        del self._pending[:arrived]
+        return arrived
+
+    def _arrived(self) -> int:
+        """How many, from the oldest on, can be read without a wait."""
+        for place, pending in enumerate(self._pending):
+            if pending.copied is not None and not pending.copied.query():
+                return place
+        return len(self._pending)
 
     def drop(self, source: str) -> None:
         """Forget what came from this source, so that it can be measured anew."""

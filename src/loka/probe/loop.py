@@ -126,8 +126,8 @@ class Loop:
         self._kind = StepKind.PLAIN
         due = schedule.is_due and not self._seeks
         if due:
-            self.read_numbers()
-            # After reading: what is launched now is read at the next observed step, so that none waits.
+            self.read_numbers(wait=self._unread is not None)
+            # After reading: what is launched now is read beside the plain steps, so that nothing waits.
             self.run_later()
         if schedule.is_due:
             schedule.adjust()  # with or without anything to observe: other ranks wait for this one
@@ -223,15 +223,22 @@ class Loop:
             f"calls of `{name}` were not looked at: {why}" for name, why in self.observer.left_out.items()
         ]
 
-    def read_numbers(self) -> None:
-        """Read what the last observed steps measured, and tell who wants to know."""
-        self.log.collect()
-        step, self._unread = self._unread, None
-        if step is not None:
+    def read_numbers(self, *, wait: bool = True) -> None:
+        """Read what the last observed steps measured, and tell who wants to know once all of it is read.
+
+        Args:
+            wait: For the device; else what it has not done yet is left for later.
+        """
+        read = self.log.collect(wait=wait)
+        self._first_pending = max(0, self._first_pending - read)
+        if self._unread is not None and (wait or not (self.log.pending or len(self._later))):
+            step, self._unread = self._unread, None
             self._on_read(step)
 
     def _run_beside(self) -> None:
-        """A piece of what waits; some plain steps stay plain, for the clock."""
+        """Read what the device has done, then a piece of what waits; some steps stay plain, for the clock."""
+        if self.puts_off:
+            self.read_numbers(wait=False)
         self._plain_steps += 1
         if self._plain_steps % _FREE_STEPS and self._later.run(_PIECES_A_STEP):
             self._kind = StepKind.LATER

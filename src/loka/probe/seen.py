@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loka.kernels.column_statistics import moments_of
+from loka.kernels.column_statistics import marginals_of, moments_of
 from loka.numerics import BatchStatistics, Covariance, Marginals
 from loka.probe.strata import stratified_rows
 from loka.sites.recorder import tensor_key
@@ -39,7 +39,7 @@ class Sampled:
     def distributions(self) -> tuple[Covariance, Marginals]:
         """Of the finite ones among the rows; computed once, when first asked for."""
         if self._found is None:
-            self._found = Covariance.of(self.values), Marginals.of(self.values)
+            self._found = Covariance.of(self.values), marginals_of(self.values)
         return self._found
 
 

@@ -16,7 +16,15 @@ from loka.kernels.triton.statistics.merging import COUNTERS, pair_kernel, partia
 from loka.kernels.triton.statistics.rows import rows_kernel
 from loka.numerics import HISTOGRAM_BINS, Moments
 
-__all__ = ["HISTOGRAM_ALL", "HISTOGRAM_EVERY", "Cut", "column_moments", "cut_of", "merged_moments"]
+__all__ = [
+    "HISTOGRAM_ALL",
+    "HISTOGRAM_EVERY",
+    "Cut",
+    "column_moments",
+    "cut_of",
+    "judged_rows",
+    "merged_moments",
+]
 
 HISTOGRAM_ALL = 1 << 22  # elements; the histograms of larger tensors are of one tile of rows in
 HISTOGRAM_EVERY = 8
@@ -78,7 +86,7 @@ def column_moments(x: Tensor) -> Moments:
 def _column_moments(x: Tensor) -> Moments:
     (R, C), cut = x.shape, cut_of(*x.shape)
     P, pieces = cut.chunks, cut.chunks * cut.blocks
-    good_rows, row_histograms = (x, _counts(x, P, HISTOGRAM_BINS)) if cut.whole else _judged_rows(x)
+    good_rows, row_histograms = (x, _counts(x, P, HISTOGRAM_BINS)) if cut.whole else judged_rows(x)
     counts, negatives, zeros = _counts(x, P), _counts(x, pieces), _counts(x, pieces)
     histograms = _counts(x, pieces, HISTOGRAM_BINS)
     means, m2s = x.new_empty((2, P, C), dtype=torch.float64)
@@ -130,7 +138,7 @@ def _column_moments(x: Tensor) -> Moments:
     return out.moments()
 
 
-def _judged_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+def judged_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Good rows uint8 [R], and histograms of the rows' amax int32 [programs, 64]."""
     R, C = x.shape
     rows, columns = (1, 4096) if C >= 4096 else (2, 2048)
