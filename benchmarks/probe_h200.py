@@ -23,12 +23,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import msgspec
 import torch
 
 from loka.artifacts import Profile, describe_environment, write_benchmark
-from loka.artifacts.envelope import read_envelope
+from loka.artifacts.envelope import Envelope, read_envelope
 from loka.artifacts.records import BENCHMARK
 from loka.numerics.intervals import mean_interval
 from loka.probe import Probe
@@ -70,19 +71,31 @@ def main() -> None:
 
 
 def join(paths: list[Path], out: Path) -> None:
-    """One record of several parts, each measured by itself; its environment is the first one's."""
+    """One record of several parts, each measured by itself; its environment is the last one's.
+
+    A metric that several files have is the last one's too. Parts of a joined record stay apart.
+    """
     found = [read_envelope(path, BENCHMARK) for path in paths]
     metrics: Metrics = {}
-    parts = {}
+    parts: dict[str, dict[str, object]] = {}
     for envelope, path in zip(found, paths, strict=True):
         metrics |= envelope.body.metrics
-        parts[path.stem] = {
-            "created": envelope.created,
-            "commit": envelope.environment.commit,
-            "metrics": sorted(envelope.body.metrics),
-            **envelope.body.details,
-        }
-    write_benchmark(out, metrics, {"parts": parts}, environment=found[0].environment)
+        for part in parts.values():
+            part["metrics"] = sorted(set(part["metrics"]) - envelope.body.metrics.keys())  # type: ignore[call-overload]
+        parts |= envelope.body.details.get("parts") or {path.stem: _part(envelope)}
+    parts = {name: part for name, part in parts.items() if part["metrics"]}
+    write_benchmark(out, metrics, {"parts": parts}, environment=found[-1].environment)
+
+
+def _part(envelope: Envelope[Any]) -> dict[str, object]:
+    environment = envelope.environment
+    return {
+        "created": envelope.created,
+        "commit": environment.commit,
+        "device": ", ".join(environment.devices) or "CPU",
+        "metrics": sorted(envelope.body.metrics),
+        **envelope.body.details,
+    }
 
 
 def measured(part: str, device: str, blocks: int) -> Iterator[Metrics]:

@@ -54,10 +54,20 @@ def test_a_kernel_that_loses_the_gpu_takes_only_its_process_along() -> None:
 def test_what_processes_compiled_is_not_compiled_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for timing, and not for the trials on drawn operands."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    """Not for timing, nor for trials on drawn operands, beside what a loop's own have compiled before."""
     site = Site("s", "linear", 384, 256, True, 512)
     device = device_of(WHERE)
+    generator = torch.Generator(WHERE).manual_seed(0)
+    x, w, g = (
+        torch.randn(*size, device=WHERE, generator=generator) for size in ((512, 256), (384, 256), (512, 384))
+    )
+    captured = Captured(x, w, x.abs().amax(), g, g.abs().amax())
+    trials = kernel_trials_of(replace(site, rows=LIVE_ROWS), device, (Pass.FWD, Pass.DGRAD))
+    trials += kernel_trials_of(site, device, (Pass.WGRAD,))
+    emulated = [trial for trial in trials if trial.kernel.emulated]
+    assert emulated
+    live_errors(captured, emulated, site_generator(0, "s", "t"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     compiled: list[set[Path]] = []
 
     def prepared(*args: Any, **options: Any) -> Prepared:
@@ -71,13 +81,6 @@ def test_what_processes_compiled_is_not_compiled_here(
     assert what_is_new(tmp_path, compiled[0]) == []
     assert found.left_out == {}
     assert not [note for note in found.notes if " failed at " in note]
-    generator = torch.Generator(WHERE).manual_seed(0)
-    x, w, g = (
-        torch.randn(*size, device=WHERE, generator=generator) for size in ((512, 256), (384, 256), (512, 384))
-    )
-    captured = Captured(x, w, x.abs().amax(), g, g.abs().amax())
-    trials = kernel_trials_of(replace(site, rows=LIVE_ROWS), device, (Pass.FWD, Pass.DGRAD))
-    trials += kernel_trials_of(site, device, (Pass.WGRAD,))
     errors = live_errors(captured, trials, site_generator(0, "s", "t"))
     assert bool(errors.isfinite().all())
     assert what_is_new(tmp_path, compiled[0]) == []
