@@ -18,11 +18,14 @@ from loka.errors import PlanMismatchError, UsageError
 from loka.kernels import HIGH_PRECISION, Kernel, device_of, emulated_twin, kernel, usable
 from loka.kernels.gpu_casts import load_casts
 from loka.planned import (
+    is_chain,
     is_high_precision,
     is_planned,
+    link,
     routes_of,
     swap_in,
     swap_out,
+    unlink,
     why_not_revertible,
 )
 from loka.sites import why_not_plannable
@@ -75,6 +78,7 @@ def apply_plan(
     for site in switched:
         swap_in(linears[site.name], site)
         _log.debug("%s: %s; ban a kernel with Requirement(deny=...)", site.name, _kernels_of(site))
+    _link_chains(model)
     _log.info("plan applied: %d of %d sites switched", len(switched), len(plan.sites))
     return model
 
@@ -97,8 +101,17 @@ def revert(model: nn.Module) -> nn.Module:
             hint="undo those changes first, for example with `parametrize.remove_parametrizations`",
         )
     for module in model.modules():
+        unlink(module)
         swap_out(module)
     return model
+
+
+def _link_chains(model: nn.Module) -> None:
+    """Where a block norm stands before a planned linear in an nn.Sequential, FP8 is handed on."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Sequential) and is_chain(module):
+            link(module)
+            _log.debug("%s: planned linears and block norms run as one", name)
 
 
 def _check_order(model: nn.Module) -> None:

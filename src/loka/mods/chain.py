@@ -28,6 +28,8 @@ class Chain(nn.Sequential):
         UsageError: for a module of another kind, no module, or widths that do not fit.
     """
 
+    runs_as_one = True
+
     def __init__(self, *modules: nn.Module) -> None:
         super().__init__(*modules)
         _check(modules)

@@ -42,6 +42,7 @@ class BlockNorm(nn.Module):
     """
 
     weight: nn.Parameter | None
+    block_norm_link = True  # `apply_plan` may run it and the linear behind it as one
     _swish = False
 
     def __init__(
@@ -98,6 +99,7 @@ class BlockNormHardSwish(BlockNorm):
     It stands for x * sigmoid(Norm(x)) and for an activation behind a normalization.
     """
 
+    block_norm_link = True
     _swish = True
 
     @property

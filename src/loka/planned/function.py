@@ -16,15 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from loka.kernels import cast
 from loka.numerics import Quantized
-from loka.planned.routes import Route
-from loka.vocab import PASS_OPERANDS, Operand, OperandSpec, Pass
+from loka.planned.operands import LinearRoutes, cast_for, multiply, spec_of
+from loka.vocab import Operand, Pass
 
 __all__ = ["planned_product"]
-
-_PASSES = tuple(Pass)
-_Use = tuple[Pass, int]  # a pass, and 0 for its operand A or 1 for B
 
 
 def planned_product(
@@ -32,7 +28,7 @@ def planned_product(
     w_NK: Tensor,
     bias_N: Tensor | None,
     *,
-    routes: tuple[Route, Route, Route],
+    routes: LinearRoutes,
     compute_dtype: torch.dtype,
 ) -> Tensor:
     """y_MN in `compute_dtype`, differentiable once in x, w and the bias.
@@ -59,9 +55,9 @@ def planned_product(
                 x_MK, w_NK, bias_N, routes, compute_dtype
             )
             return y_MN
-        tensors = {Operand.INPUT: x_MK, Operand.WEIGHT: w_NK}
-        operands = _cast_for((Pass.FWD,), tensors, routes, compute_dtype)
-        return _multiply(Pass.FWD, operands, routes, compute_dtype, bias_N)
+        operands = cast_for((Pass.FWD,), Operand.INPUT, x_MK, routes, compute_dtype)
+        operands |= cast_for((Pass.FWD,), Operand.WEIGHT, w_NK, routes, compute_dtype)
+        return multiply(Pass.FWD, operands, routes, compute_dtype, bias_N)
 
 
 class _PlannedProduct(torch.autograd.Function):
@@ -71,14 +67,15 @@ class _PlannedProduct(torch.autograd.Function):
         x_MK: Tensor,
         w_NK: Tensor,
         bias_N: Tensor | None,
-        routes: tuple[Route, Route, Route],
+        routes: LinearRoutes,
         compute_dtype: torch.dtype,
     ) -> Tensor:
         needs = ctx.needs_input_grad
         backward = tuple(p for p, needed in ((Pass.DGRAD, needs[0]), (Pass.WGRAD, needs[1])) if needed)
-        tensors = {Operand.INPUT: x_MK, Operand.WEIGHT: w_NK}
-        operands = _cast_for((Pass.FWD, *backward), tensors, routes, compute_dtype)
-        y_MN = _multiply(Pass.FWD, operands, routes, compute_dtype, bias_N)
+        passes = (Pass.FWD, *backward)
+        operands = cast_for(passes, Operand.INPUT, x_MK, routes, compute_dtype)
+        operands |= cast_for(passes, Operand.WEIGHT, w_NK, routes, compute_dtype)
+        y_MN = multiply(Pass.FWD, operands, routes, compute_dtype, bias_N)
 
         kept = [use for use in operands if use[0] is not Pass.FWD]
         ctx.save_for_backward(*(t for use in kept for t in operands[use][:2]))
@@ -99,51 +96,15 @@ class _PlannedProduct(torch.autograd.Function):
     def backward(ctx: Any, g_MN: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         operands = {
-            use: Quantized(saved[2 * i], saved[2 * i + 1], _spec(ctx.routes, use))
+            use: Quantized(saved[2 * i], saved[2 * i + 1], spec_of(ctx.routes, use))
             for i, use in enumerate(ctx.kept)
         }
         gradients: dict[Pass, Tensor] = {}
         with torch.autocast("cpu", enabled=False):
-            tensors = {Operand.GRAD_OUTPUT: g_MN}
-            operands |= _cast_for(ctx.backward_passes, tensors, ctx.routes, ctx.compute_dtype)
+            operands |= cast_for(
+                ctx.backward_passes, Operand.GRAD_OUTPUT, g_MN, ctx.routes, ctx.compute_dtype
+            )
             for pass_ in ctx.backward_passes:
-                gradients[pass_] = _multiply(pass_, operands, ctx.routes, ctx.out_dtypes[pass_])
+                gradients[pass_] = multiply(pass_, operands, ctx.routes, ctx.out_dtypes[pass_])
             bias_gradient = None if ctx.bias_dtype is None else g_MN.sum(0).to(ctx.bias_dtype)
         return gradients.get(Pass.DGRAD), gradients.get(Pass.WGRAD), bias_gradient, None, None
-
-
-def _cast_for(
-    passes: tuple[Pass, ...],
-    tensors: dict[Operand, Tensor],
-    routes: tuple[Route, Route, Route],
-    compute_dtype: torch.dtype,
-) -> dict[_Use, Quantized]:
-    """The operands of `passes` that are made of `tensors`, each tensor cast once for all of them."""
-    made: dict[_Use, Quantized] = {}
-    for operand, tensor in tensors.items():
-        uses = [
-            (pass_, side) for pass_ in passes for side in (0, 1) if PASS_OPERANDS[pass_][side][0] is operand
-        ]
-        quantized = [use for use in uses if _spec(routes, use).is_quantized]
-        plain = [use for use in uses if not _spec(routes, use).is_quantized]
-        # FP8 is cast from the tensor as it came: rounding to bf16 in between would round twice.
-        for group, source in ((quantized, tensor), (plain, tensor.to(compute_dtype) if plain else tensor)):
-            results = cast(source, tuple(_spec(routes, use) for use in group)) if group else ()
-            made.update(zip(group, results, strict=True))
-    return made
-
-
-def _spec(routes: tuple[Route, Route, Route], use: _Use) -> OperandSpec:
-    route = routes[_PASSES.index(use[0])]
-    return route.b if use[1] else route.a
-
-
-def _multiply(
-    pass_: Pass,
-    operands: dict[_Use, Quantized],
-    routes: tuple[Route, Route, Route],
-    out_dtype: torch.dtype,
-    bias: Tensor | None = None,
-) -> Tensor:
-    kernel = routes[_PASSES.index(pass_)].kernel
-    return kernel.matmul(operands[pass_, 0], operands[pass_, 1], out_dtype=out_dtype, bias=bias)

@@ -66,22 +66,31 @@ class PlannedLinear(nn.Linear):
         return f"{super().extra_repr()}, {passes}"
 
 
-def compute_dtype_of(x: Tensor, weight: Tensor, *, site: str) -> torch.dtype:
+def compute_dtype_of(
+    x: Tensor, weight: Tensor, *, site: str, dtype: torch.dtype | None = None
+) -> torch.dtype:
     """The dtype in which nn.Linear would multiply: autocast's if it is on, else the input's.
 
     Autocast leaves float64 alone, as it does for nn.Linear.
+
+    Args:
+        x: The input.
+        weight: Of the linear.
+        site: Its name, for the error.
+        dtype: What the input will have been made by then; by default x's own.
 
     Raises:
         UsageError: where the dtypes of input and weight would differ.
     """
     device = x.device.type
-    dtypes = [x.dtype, weight.dtype]
+    given = x.dtype if dtype is None else dtype
+    dtypes = [given, weight.dtype]
     if torch.is_autocast_enabled(device):
         autocast_dtype = torch.get_autocast_dtype(device)
         dtypes = [autocast_dtype if d.is_floating_point and d != torch.float64 else d for d in dtypes]
     if dtypes[0] != dtypes[1]:
         raise UsageError(
-            f"`{site}` got an input of {x.dtype} for a weight of {weight.dtype}",
+            f"`{site}` got an input of {given} for a weight of {weight.dtype}",
             hint="convert one of them, or run under torch.autocast",
         )
     return dtypes[0]
