@@ -12,7 +12,7 @@ from planned_cases import GW_HP, ROWWISE, TRIPLES, linear_of, planned, rel, same
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from loka.planned import Route, Routes, function, swap_in, swap_out
+from loka.planned import Route, Routes, operands, swap_in, swap_out
 from loka.vocab import Pass
 
 
@@ -177,13 +177,13 @@ def recorded(module: nn.Linear, monkeypatch: pytest.MonkeyPatch) -> tuple[list[P
         for pass_, routes in zip(Pass, module.routes, strict=True)
     ]
     module.routes = Routes(*parts)
-    real = function.cast
+    real = operands.cast
 
     def cast(x: Tensor, specs: tuple[Any, ...], **kwargs: Any) -> Any:
         casts.append((tuple(x.shape), tuple(str(s) for s in specs)))
         return real(x, specs, **kwargs)
 
-    monkeypatch.setattr(function, "cast", cast)
+    monkeypatch.setattr(operands, "cast", cast)
     return ran, casts
 
 
