@@ -24,6 +24,7 @@ _HOMES = {
     "load_profile": "loka.api",
     "make_plan": "loka.api",
     "revert": "loka.api",
+    "weights_fixed": "loka.api",
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]

@@ -8,6 +8,7 @@ from loka.artifacts import Plan, Profile, read_plan
 from loka.artifacts import read_profile as load_profile
 from loka.dispatch import apply_plan, make_plan, revert, validate_plan
 from loka.mods import apply_mods
+from loka.planned import weights_fixed
 from loka.probe import Probe
 from loka.sites import find_sites
 from loka.vocab import Recipe, Requirement, Site
@@ -26,6 +27,7 @@ __all__ = [
     "load_profile",
     "make_plan",
     "revert",
+    "weights_fixed",
 ]
 
 

@@ -24,6 +24,7 @@ PUBLIC = [
     "load_profile",
     "make_plan",
     "revert",
+    "weights_fixed",
 ]
 
 

@@ -317,3 +317,12 @@ def test_apply_plan_finds_chains_and_revert_undoes_them() -> None:
     loka.revert(whole)
     assert type(model["mlp"]) is Chain
     assert torch.equal(whole(x), before)
+
+
+def test_links_that_share_a_weight_run_one_by_one() -> None:
+    linear = nn.Linear(48, 48)
+    model = with_weights(nn.Sequential(linear, BlockNorm(48, 16), linear))
+    x, g = seeded(12, 48), seeded(12, 48, seed=9)
+    twin, loose = planned(model, TENSORWISE), planned(model, TENSORWISE, linked=False)
+    assert type(twin) is PlannedChain
+    assert same(step(twin, x, g), step(loose, x, g))

@@ -5,6 +5,7 @@ from loka.planned.function import planned_product
 from loka.planned.linear import PlannedLinear, compute_dtype_of
 from loka.planned.routes import Route, Routes, is_high_precision, routes_of
 from loka.planned.swap import is_planned, swap_in, swap_out, why_not_revertible
+from loka.planned.weights import weights_fixed
 
 __all__ = [
     "PlannedChain",
@@ -21,5 +22,6 @@ __all__ = [
     "swap_in",
     "swap_out",
     "unlink",
+    "weights_fixed",
     "why_not_revertible",
 ]

@@ -114,7 +114,7 @@ def _run_each(part: list[nn.Module], h: Any) -> Any:
 
 def _can_run_as_one(part: list[nn.Module], h: Any) -> bool:
     """Whether nobody watches a link, and the input is one that needs no error or special case of a link's."""
-    if any(_is_watched(module) for module in part) or _everything_is_watched():
+    if any(_is_watched(module) for module in part) or _everything_is_watched() or _has_twins(part):
         return False
     if not isinstance(h, Tensor) or h.dim() == 0 or h.numel() == 0 or not h.is_floating_point():
         return False
@@ -148,17 +148,27 @@ def _run_as_one(part: list[nn.Module], h: Tensor) -> Tensor:
     rows = math.prod(h.shape[:-1])
     links: list[LinearLink | NormLink] = []
     tensors: list[Tensor | None] = []
+    fixed: list[Tensor | None] = []
     dtype = h.dtype
     for module in part:
         if isinstance(module, PlannedLinear):
             dtype = compute_dtype_of(h, module.weight, site=module.site_plan.name, dtype=dtype)
-            links.append(LinearLink(module.routes.for_rows(rows), dtype))
+            own = module.fixed_for_rows(rows)
+            fixed_at = 2 * len(part) + len(fixed) if own else -1
+            links.append(LinearLink(module.routes.for_rows(rows), dtype, fixed_at))
             tensors += [module.weight, module.bias]
+            fixed += own
         elif _is_norm(module):
             links.append(NormLink(module.norm))
             tensors += [module.weight, None]
-    y = planned_chain(h.reshape(rows, h.shape[-1]), tuple(links), tuple(tensors))
+    y = planned_chain(h.reshape(rows, h.shape[-1]), tuple(links), (*tensors, *fixed))
     return y.view(*h.shape[:-1], y.shape[-1])
+
+
+def _has_twins(part: list[nn.Module]) -> bool:
+    """Whether two links share a parameter, which torch's compiler takes only once into one function."""
+    parameters = [id(p) for module in part for p in module.parameters(recurse=False)]
+    return len(set(parameters)) < len(parameters)
 
 
 def _is_watched(module: nn.Module) -> bool:

@@ -18,7 +18,15 @@ from torch.autograd.function import once_differentiable
 
 from loka.kernels.block_norm import block_norm, block_norm_gradients, block_norm_operands
 from loka.numerics import Quantized
-from loka.planned.operands import LinearRoutes, Use, cast_for, multiply, spec_of, uses_of
+from loka.planned.operands import (
+    LinearRoutes,
+    Use,
+    cast_for,
+    multiply,
+    spec_of,
+    uses_of,
+    weight_for,
+)
 from loka.vocab import BlockNormSpec, Operand, Pass
 
 __all__ = ["LinearLink", "NormLink", "planned_chain"]
@@ -30,10 +38,12 @@ class LinearLink(NamedTuple):
     Attributes:
         routes: What runs its passes at this M.
         compute_dtype: Of its output and of operands that are not quantized.
+        fixed_at: Where among the fixed tensors the four of its weight begin, see `weight_for`; -1 for none.
     """
 
     routes: LinearRoutes
     compute_dtype: torch.dtype
+    fixed_at: int = -1
 
 
 class NormLink(NamedTuple):
@@ -56,7 +66,7 @@ def planned_chain(x: Tensor, links: Links, tensors: tuple[Tensor | None, ...]) -
     Args:
         x: [M, K], in the compute dtype of the first linear where a norm comes first.
         links: In order.
-        tensors: Two for each link.
+        tensors: Two for each link, then four for each linear whose weight is fixed.
 
     Returns:
         [M, N] in the compute dtype of the last linear. Gradients come in the dtypes of their tensors.
@@ -101,7 +111,8 @@ def _run(
             operands = cast_for(passes, Operand.INPUT, h, link.routes, link.compute_dtype)
         norm = None
         if weight is not None:  # every linear has one
-            operands |= cast_for(passes, Operand.WEIGHT, weight, link.routes, link.compute_dtype)
+            fixed = tensors[link.fixed_at : link.fixed_at + 4] if link.fixed_at >= 0 else ()
+            operands |= weight_for(passes, weight, link.routes, link.compute_dtype, fixed)
         h = multiply(Pass.FWD, operands, link.routes, link.compute_dtype, bias)
         kept = tuple(use for use in operands if use[0] is not Pass.FWD)
         saved.append(_Saved(kept, tuple(t for use in kept for t in operands[use][:2])))
@@ -137,6 +148,7 @@ class _PlannedChain(torch.autograd.Function):
         ctx.uses = [part.uses for part in saved]
         ctx.x_dtype = x.dtype
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
+        ctx.more = len(tensors) - 2 * len(links)
         # As in `planned_product`.
         unaliased: Tensor = torch.ops.aten._unsafe_view.default(y, y.shape)
         return unaliased
@@ -168,7 +180,7 @@ class _PlannedChain(torch.autograd.Function):
                     amax = None
                 if not ctx.asked[at]:
                     break
-        return (g if ctx.needs_input_grad[0] else None), None, *found
+        return (g if ctx.needs_input_grad[0] else None), None, *found, *((None,) * ctx.more)
 
 
 def _dtype_before(links: Links, at: int, x_dtype: torch.dtype) -> torch.dtype:

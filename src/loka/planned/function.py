@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from loka.numerics import Quantized
-from loka.planned.operands import LinearRoutes, cast_for, multiply, spec_of
+from loka.planned.operands import LinearRoutes, cast_for, multiply, spec_of, weight_for
 from loka.vocab import Operand, Pass
 
 __all__ = ["planned_product"]
@@ -30,6 +30,7 @@ def planned_product(
     *,
     routes: LinearRoutes,
     compute_dtype: torch.dtype,
+    fixed: tuple[Tensor | None, ...] = (),
 ) -> Tensor:
     """y_MN in `compute_dtype`, differentiable once in x, w and the bias.
 
@@ -39,6 +40,7 @@ def planned_product(
         bias_N: Bias or None.
         routes: What runs fwd, dgrad and wgrad at this M.
         compute_dtype: Dtype of y and of operands that are not quantized.
+        fixed: The weight as it was cast before, see `weight_for`.
 
     Returns:
         y_MN. Gradients come in the dtypes of x, w and the bias.
@@ -52,11 +54,11 @@ def planned_product(
     with torch.autocast("cpu", enabled=False):
         if needs_grad:
             y_MN: Tensor = _PlannedProduct.apply(  # type: ignore[no-untyped-call]
-                x_MK, w_NK, bias_N, routes, compute_dtype
+                x_MK, w_NK, bias_N, routes, compute_dtype, *fixed
             )
             return y_MN
         operands = cast_for((Pass.FWD,), Operand.INPUT, x_MK, routes, compute_dtype)
-        operands |= cast_for((Pass.FWD,), Operand.WEIGHT, w_NK, routes, compute_dtype)
+        operands |= weight_for((Pass.FWD,), w_NK, routes, compute_dtype, fixed)
         return multiply(Pass.FWD, operands, routes, compute_dtype, bias_N)
 
 
@@ -69,12 +71,13 @@ class _PlannedProduct(torch.autograd.Function):
         bias_N: Tensor | None,
         routes: LinearRoutes,
         compute_dtype: torch.dtype,
+        *fixed: Tensor | None,
     ) -> Tensor:
         needs = ctx.needs_input_grad
         backward = tuple(p for p, needed in ((Pass.DGRAD, needs[0]), (Pass.WGRAD, needs[1])) if needed)
         passes = (Pass.FWD, *backward)
         operands = cast_for(passes, Operand.INPUT, x_MK, routes, compute_dtype)
-        operands |= cast_for(passes, Operand.WEIGHT, w_NK, routes, compute_dtype)
+        operands |= weight_for(passes, w_NK, routes, compute_dtype, fixed)
         y_MN = multiply(Pass.FWD, operands, routes, compute_dtype, bias_N)
 
         kept = [use for use in operands if use[0] is not Pass.FWD]
@@ -83,6 +86,7 @@ class _PlannedProduct(torch.autograd.Function):
         ctx.backward_passes = backward
         ctx.routes = routes
         ctx.compute_dtype = compute_dtype
+        ctx.more = len(fixed)
         ctx.out_dtypes = {Pass.DGRAD: x_MK.dtype, Pass.WGRAD: w_NK.dtype}
         ctx.bias_dtype = bias_N.dtype if bias_N is not None and needs[2] else None
         # A kernel may end in a cast that casts nothing. torch 2.11's dynamo takes the result of such a no-op
@@ -107,4 +111,5 @@ class _PlannedProduct(torch.autograd.Function):
             for pass_ in ctx.backward_passes:
                 gradients[pass_] = multiply(pass_, operands, ctx.routes, ctx.out_dtypes[pass_])
             bias_gradient = None if ctx.bias_dtype is None else g_MN.sum(0).to(ctx.bias_dtype)
-        return gradients.get(Pass.DGRAD), gradients.get(Pass.WGRAD), bias_gradient, None, None
+        none = (None,) * (2 + ctx.more)
+        return gradients.get(Pass.DGRAD), gradients.get(Pass.WGRAD), bias_gradient, *none

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from loka.artifacts.plan import SitePlan
 from loka.errors import UsageError
+from loka.planned.fixed import FixedWeight, check_unchanged
 from loka.planned.function import planned_product
 from loka.planned.routes import Route, Routes
 
@@ -22,15 +23,17 @@ class PlannedLinear(nn.Linear):
     """nn.Linear with a plan: same parameters, names, state_dict, autocast rules and shapes.
 
     Made of an nn.Linear in place by `loka.planned.swap_in`, never constructed. Weights are cast in every
-    forward, so nothing can go stale.
+    forward, so nothing can go stale, but within `loka.weights_fixed`.
 
     Attributes:
         site_plan: What was planned for this site.
         routes: The same with kernels looked up.
+        fixed: The weight as it was cast within `loka.weights_fixed`; None elsewhere.
     """
 
     site_plan: SitePlan
     routes: Routes
+    fixed: FixedWeight | None = None
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's own name
         """Multiply as nn.Linear does: y = input @ weight.T + bias.
@@ -57,8 +60,22 @@ class PlannedLinear(nn.Linear):
             self.bias,
             routes=self.routes.for_rows(M),
             compute_dtype=compute_dtype,
+            fixed=self.fixed_for_rows(M),
         )
         return y_MN.view(*input.shape[:-1], N)
+
+    def fixed_for_rows(self, rows: int) -> tuple[Tensor | None, ...]:
+        """What is fixed of the weight for M = rows, see `weight_for`; empty elsewhere.
+
+        Raises:
+            UsageError: where the weight was written to since it was cast (compiled code does not look).
+        """
+        if self.fixed is None:
+            return ()
+        if not torch.compiler.is_compiling():
+            check_unchanged(self.weight, self.fixed.version, site=self.site_plan.name)
+        fwd, dgrad, _ = self.routes.places(rows)
+        return self.fixed.at(fwd, dgrad)
 
     def extra_repr(self) -> str:
         """nn.Linear's, then what runs each pass."""

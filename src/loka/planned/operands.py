@@ -10,7 +10,7 @@ from loka.numerics import Quantized, decode_scale
 from loka.planned.routes import Route
 from loka.vocab import PASS_OPERANDS, Granularity, Operand, OperandSpec, Pass
 
-__all__ = ["LinearRoutes", "Use", "cast_for", "multiply", "spec_of", "uses_of"]
+__all__ = ["LinearRoutes", "Use", "cast_for", "multiply", "spec_of", "uses_of", "weight_for"]
 
 LinearRoutes = tuple[Route, Route, Route]
 """What runs fwd, dgrad and wgrad at one M."""
@@ -69,6 +69,32 @@ def cast_for(
         specs = tuple(spec_of(routes, use) for use in group)
         made.update(zip(group, cast(source, specs, scale=scale) if group else (), strict=True))
     return made
+
+
+def weight_for(
+    passes: tuple[Pass, ...],
+    weight: Tensor,
+    routes: LinearRoutes,
+    compute_dtype: torch.dtype,
+    fixed: tuple[Tensor | None, ...],
+) -> dict[Use, Quantized]:
+    """The weight for every pass that takes it.
+
+    Args:
+        passes: Which products.
+        weight: [N, K].
+        routes: Of the three passes.
+        compute_dtype: Of what is not quantized.
+        fixed: Values and scales for fwd and dgrad that were cast before (`FixedWeight.at`), None for what is
+            to be cast; or empty.
+    """
+    made: dict[Use, Quantized] = {}
+    for place, pass_ in enumerate((Pass.FWD, Pass.DGRAD) if fixed else ()):
+        values, scale = fixed[2 * place], fixed[2 * place + 1]
+        if pass_ in passes and values is not None and scale is not None:
+            made[pass_, 1] = Quantized(values, scale, spec_of(routes, (pass_, 1)))
+    left = tuple(pass_ for pass_ in passes if (pass_, 1) not in made)
+    return made | cast_for(left, Operand.WEIGHT, weight, routes, compute_dtype)
 
 
 def _first_tensorwise(uses: list[Use], routes: LinearRoutes) -> Use | None:

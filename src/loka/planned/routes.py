@@ -37,15 +37,20 @@ class Routes(NamedTuple):
 
     def for_rows(self, rows: int) -> tuple[Route, Route, Route]:
         """The route of fwd, dgrad and wgrad at M = rows."""
-        return _for_rows(self.fwd, rows), _for_rows(self.dgrad, rows), _for_rows(self.wgrad, rows)
+        fwd, dgrad, wgrad = self.places(rows)
+        return self.fwd[fwd], self.dgrad[dgrad], self.wgrad[wgrad]
+
+    def places(self, rows: int) -> tuple[int, int, int]:
+        """Which route of fwd, dgrad and wgrad that is."""
+        return _place(self.fwd, rows), _place(self.dgrad, rows), _place(self.wgrad, rows)
 
 
-def _for_rows(routes: tuple[Route, ...], rows: int) -> Route:
-    for route in routes[:-1]:
+def _place(routes: tuple[Route, ...], rows: int) -> int:
+    for place, route in enumerate(routes[:-1]):
         # routes_of has checked that only the last one is open.
         if route.m_below is not None and rows < route.m_below:
-            return route
-    return routes[-1]
+            return place
+    return len(routes) - 1
 
 
 def routes_of(site_plan: SitePlan) -> Routes:

@@ -63,5 +63,6 @@ def swap_out(module: nn.Module) -> None:
     if reason := why_not_revertible(module):
         raise UsageError(f"a planned linear cannot be reverted: {reason}", hint="undo that first")
     if isinstance(module, PlannedLinear):
+        module.__dict__.pop("fixed", None)
         del module.site_plan, module.routes
         module.__class__ = nn.Linear  # type: ignore[assignment]
