@@ -67,7 +67,7 @@ def planned(layer: nn.Linear, kernels: tuple[str, str, str], rows: int) -> nn.Mo
             name="linear",
             n=layer.out_features,
             k=layer.in_features,
-            bias=True,
+            bias=layer.bias is not None,
             fwd=fwd,
             dgrad=dgrad,
             wgrad=wgrad,

@@ -209,7 +209,7 @@ def test_what_is_no_chain_is_left_alone() -> None:
 
     linears = [nn.Linear(32, 32) for _ in range(4)]
     for candidate in (
-        nn.Sequential(linears[0], BlockNorm(32, 16)),
+        nn.Sequential(linears[0], nn.Linear(32, 32)),
         nn.Sequential(BlockNorm(32, 16), HardSwish(), linears[1]),
         nn.Sequential(Other(32, 16), linears[2]),
         Own(BlockNorm(32, 16), linears[3]),

@@ -107,7 +107,7 @@ def revert(model: nn.Module) -> nn.Module:
 
 
 def _link_chains(model: nn.Module) -> None:
-    """Where a block norm stands before a planned linear in an nn.Sequential, FP8 is handed on."""
+    """Where a block norm and a planned linear adjoin in an nn.Sequential, FP8 is handed on."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Sequential) and is_chain(module):
             link(module)

@@ -1,6 +1,6 @@
 """An nn.Sequential that runs its planned linears and the block norms between them as one.
 
-Found by what its links are, not by name: where a block norm stands before a planned linear, both and what
+Found by what its links are, not by name: where a block norm and a planned linear adjoin, both and what
 adjoins them run in one function (`chain_function`). Every other link runs by itself, and so do all of them
 where somebody watches one: a hook must see what its module takes and gives.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any, Protocol, TypeGuard
 
 from torch import Tensor, nn
@@ -57,7 +56,7 @@ class PlannedChain(nn.Sequential):
 
 
 def is_chain(module: nn.Module) -> bool:
-    """Whether a plain nn.Sequential (or what calls itself one) has a block norm before a planned linear."""
+    """Whether a plain nn.Sequential (or what calls itself one) has a block norm beside a planned linear."""
     plain = type(module) is nn.Sequential or type(module).__dict__.get("runs_as_one", False)
     return plain and isinstance(module, nn.Sequential) and any(len(part) > 1 for part in _parts(list(module)))
 
@@ -94,9 +93,9 @@ def _parts(modules: list[nn.Module]) -> Iterator[list[nn.Module]]:
 
 
 def _cut(run: list[nn.Module]) -> Iterator[list[nn.Module]]:
-    """A run as one where a norm stands before a linear in it, else link by link."""
-    hands_over = any(_is_norm(first) and type(second) is PlannedLinear for first, second in pairwise(run))
-    if hands_over:
+    """A run as one where it holds both: linears alone have nothing to hand on; else link by link."""
+    norms = sum(_is_norm(module) for module in run)
+    if 0 < norms < len(run):
         yield run
     else:
         yield from ([module] for module in run)
