@@ -116,6 +116,17 @@ def test_overrides_take_the_type_of_their_field() -> None:
     assert job.overrides == {"deep": (64, 32), "rank": None, "cross_layers": 3, "structure": "stacked"}
 
 
+def test_mods_are_of_the_job_and_of_its_identity() -> None:
+    from loka.cli.configs import job_config
+
+    plain, changed = (
+        job_config("wukong", ModelOptions(data="synthetic", mods=mods), TrainOptions(device="cpu"))
+        for mods in ([], ["no_bias,block_norm.64", "hard_swish"])
+    )
+    assert changed.mods == ("no_bias", "block_norm.64", "hard_swish")
+    assert changed.identity() == {**plain.identity(), "mods": list(changed.mods)}
+
+
 RUN = ("run", "dlrm", "--data", "synthetic?rows=2000")
 
 
@@ -128,6 +139,9 @@ RUN = ("run", "dlrm", "--data", "synthetic?rows=2000")
         (("run", "dlrm"), ("--data",)),
         (("run", "dlrn", "--data", "synthetic"), ("`dlrn`",)),
         ((*RUN, "--preset", "huge"), ("`huge`",)),
+        ((*RUN, "--mods", "blocknorm"), ("'blocknorm'", "no mod")),
+        ((*RUN, "--mods", "block_norm"), ("`block_norm` matches nothing",)),
+        ((*RUN, "--mods", "block_norm.0"), ("block=0",)),
         ((*RUN, "--set", "depth=3"), ("`depth`",)),
         ((*RUN, "--set", "top"), ("--set", "`top`")),
         ((*RUN, "--set", "top=wide"), ("top=wide",)),

@@ -16,6 +16,7 @@ from loka.recsys.models.dlrm import dot_interaction
 from loka.recsys.models.embeddings import Embeddings, Pooling
 from loka.recsys.models.layers import initialize
 from loka.recsys.models.wukong import TOWER_L, TOWER_M, WukongLayer, WukongTower, optimized_fm
+from loka.sites.mods import mods_of
 
 SCHEMA = Schema(
     dense=tuple(f"d{i}" for i in range(5)),
@@ -308,3 +309,15 @@ def test_overrides_replace_part_of_a_preset() -> None:
     model = build_model("dcnv2", SCHEMA, config=config)
     assert model.tower.crosses[0].down is None
     assert model.embeddings(a_batch(2).ids).shape == (2, 3, 32)
+
+
+def test_mods_are_put_in_before_the_weights_are_set() -> None:
+    """What both models have in common starts from the same weights."""
+    names = ("no_bias", "block_norm.64", "hard_swish")
+    plain, changed = build_model("wukong", SCHEMA), build_model("wukong", SCHEMA, mods=names)
+    assert mods_of(changed) == ("block_norm.64", "hard_swish", "no_bias")
+    assert mods_of(plain) == ()
+    weights = plain.state_dict()
+    for name, tensor in changed.state_dict().items():
+        assert torch.equal(tensor, weights[name]), name
+    assert not any(p.is_meta for p in changed.parameters())

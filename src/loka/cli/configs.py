@@ -49,6 +49,7 @@ def job_config(
         seeds=seeds,
         probe_every=probe_every,
         on_bad_row=_member(OnBadRow, model.on_bad_row, "--on-bad-row"),
+        mods=tuple(name for text in model.mods for name in text.split(",") if name),
     )
 
 

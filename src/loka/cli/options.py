@@ -74,6 +74,14 @@ class ModelOptions:
             show_default=False,
         ),
     ] = field(default_factory=list)
+    mods: Annotated[
+        list[str],
+        typer.Option(
+            metavar="MOD,...",
+            help="Mods of the model: no_bias, block_norm (block_norm.128), hard_swish; may be repeated.",
+            show_default=False,
+        ),
+    ] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,8 @@ def apply_mods(model: nn.Module, mods: Mapping[str, _Given | Sequence[_Given]]) 
     Args:
         model: Not compiled, no plan on it.
         mods: Glob pattern on qualified names of modules to one mod or several: a name (`no_bias`,
-            `block_norm`, `hard_swish`) or a rule with options (`NoBias`, `UseBlockNorm`, `UseHardSwish`).
+            `block_norm`, `hard_swish`; `block_norm.128` for blocks of 128) or a rule with options (`NoBias`,
+            `UseBlockNorm`, `UseHardSwish`).
 
     Returns:
         The same model. `loka.sites.mods.mods_of` tells its mods, and plans made for it record them.
@@ -68,10 +69,12 @@ def _asked(mods: Mapping[str, _Given | Sequence[_Given]]) -> list[tuple[str, Mod
 def _mod_of(given: _Given, pattern: str) -> Mod:
     if isinstance(given, str) and given in _RULES:
         return _RULES[given]()
+    if isinstance(given, str) and (block := given.removeprefix(f"{UseBlockNorm.name}.")).isdecimal():
+        return UseBlockNorm(int(block))
     if isinstance(given, str) or not isinstance(given, tuple(_RULES.values())):
         raise UnknownNameError(
             f"apply_mods got {given!r} for `{pattern}`, which is no mod",
-            hint=f"mods are {', '.join(_RULES)}, or rules such as UseBlockNorm(block=128)",
+            hint=f"mods are {', '.join(_RULES)}, `block_norm.128`, or rules such as UseBlockNorm(block=128)",
         )
     return given
 

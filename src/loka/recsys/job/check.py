@@ -31,7 +31,7 @@ def check_job(job: JobConfig, *, observed: bool = False) -> Source:
         kernel(name)
     config = model_config(job.model, preset=job.preset, overrides=job.overrides)
     trial = open_source(job.data, on_bad_row=job.on_bad_row)
-    build_model(job.model, trial.schema, config=config, device="meta")
+    build_model(job.model, trial.schema, config=config, device="meta", mods=job.mods)
     if next(iter(trial.batches(Split.TRAIN, job.train.batch_size)), None) is None:
         raise DataError(f"the source `{trial.name}` has no training rows", hint="give more rows")
     if observed:

@@ -28,6 +28,7 @@ class JobConfig:
         seeds: Number of pairs.
         probe_every: Observe each such step; None takes 100, or less where the run is too short for 10.
         on_bad_row: What a reader does with a row that it cannot read.
+        mods: Names of mods for all modules of the model.
 
     Raises:
         UsageError: for fewer than one pair.
@@ -42,6 +43,7 @@ class JobConfig:
     seeds: int = 1
     probe_every: int | None = None
     on_bad_row: OnBadRow = OnBadRow.ERROR
+    mods: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -66,7 +68,9 @@ class JobConfig:
 
     def identity(self) -> dict[str, Any]:
         """What a resumed job must share with the one that it goes on from, as plain values."""
-        return {
+        # Left out where there are none: a run from before there were any can be resumed.
+        mods = {"mods": list(self.mods)} if self.mods else {}
+        return mods | {
             "model": self.model,
             "preset": self.preset,
             "overrides": dict(self.overrides),

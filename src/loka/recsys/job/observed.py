@@ -37,7 +37,7 @@ _SHORT_STEPS = 256  # a longer run is observed every 100 steps without its lengt
 def fresh_model(job: JobConfig, source: Source, seed: int) -> RecModel:
     """The job's model with the initial weights of a seed."""
     config = model_config(job.model, preset=job.preset, overrides=job.overrides)
-    return build_model(job.model, source.schema, config=config, seed=seed)
+    return build_model(job.model, source.schema, config=config, seed=seed, mods=job.mods)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from loka.errors import UsageError, unknown_name
+from loka.mods import apply_mods
 from loka.recsys.batch import Schema
 from loka.recsys.models.base import RecModel, TowerConfig
 from loka.recsys.models.dcnv2 import DCNV2_PRESETS, DCNv2Tower
@@ -69,6 +70,7 @@ def build_model(
     seed: int = 0,
     config: TowerConfig | None = None,
     device: torch.device | str = "cpu",
+    mods: Sequence[str] = (),
 ) -> RecModel:
     """A model for the columns of `schema`, its weights set by `seed` alone.
 
@@ -82,9 +84,10 @@ def build_model(
         seed: Seed of the initial weights.
         config: Sizes, instead of a preset (see `model_config`).
         device: Where the parameters lie; `meta` for shapes without memory or values.
+        mods: Names of mods for all of its modules, as `apply_mods` takes them.
 
     Raises:
-        UnknownNameError: for a model or preset that does not exist.
+        UnknownNameError: for a model, preset or mod that does not exist, or a mod that changes nothing in it.
         UsageError: for a configuration of another model, widths that cannot be, or a schema without columns.
     """
     config = config or model_config(name, preset=preset)
@@ -108,6 +111,8 @@ def build_model(
             config, dense_features=len(schema.dense), fields=len(schema.fields), tasks=len(schema.tasks)
         )
         model = RecModel(schema, config, tower)
+        if mods:
+            apply_mods(model, {"*": list(mods)})
     if torch.device(device).type != "meta":
         model.to_empty(device=device)
         initialize(model, seed=seed)
