@@ -187,6 +187,11 @@ def test_modules_names_and_state_stay_and_revert_is_exact() -> None:
     assert len(twin) == len(model)
     copied = copy.deepcopy(twin)
     x = seeded(8, 48)
+    half = twin[:3]
+    assert type(half) is PlannedChain
+    assert torch.equal(half(x), nn.Sequential(*half)(x))
+    unlink(half)
+    assert type(half) is nn.Sequential
     assert torch.equal(copied(x), twin(x))
     memory = io.BytesIO()
     torch.save(twin.state_dict(), memory)

@@ -40,10 +40,13 @@ class BlockNormLike(Protocol):
 class PlannedChain(nn.Sequential):
     """nn.Sequential with planned links: the same modules, names, parameters and state_dict.
 
-    Made of one in place by `link`, never constructed.
+    Made of one in place by `link`; a slice of one is one too.
+
+    Attributes:
+        unlinked_class: What it was.
     """
 
-    unlinked_class: type[nn.Sequential]
+    unlinked_class: type[nn.Sequential] = nn.Sequential
 
     def forward(self, input: Any) -> Any:  # noqa: A002 - nn.Sequential's own name
         """As nn.Sequential; FP8 is handed on where the plan says FP8."""
@@ -72,7 +75,7 @@ def unlink(module: nn.Module) -> None:
     """Make a chain the nn.Sequential it was; any other module is left alone."""
     if isinstance(module, PlannedChain):
         before: Any = module.unlinked_class
-        del module.unlinked_class
+        module.__dict__.pop("unlinked_class", None)
         module.__class__ = before
 
 
