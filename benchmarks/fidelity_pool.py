@@ -42,6 +42,9 @@ def main() -> None:
     parser.add_argument("--seen", nargs="*", type=_numbered, default=[], metavar="SEED=FILE")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    seeds = [seed for seed, _ in (*args.records, *args.seen)]
+    if len(set(seeds)) < len(seeds):
+        parser.error(f"a seed is named twice: {', '.join(map(str, sorted(seeds)))}")
     write_pool(dict(args.records), dict(args.seen), args.out)
 
 

@@ -82,8 +82,10 @@ def join(paths: list[Path], out: Path) -> None:
         metrics |= envelope.body.metrics
         for part in parts.values():
             part["metrics"] = sorted(set(part["metrics"]) - envelope.body.metrics.keys())  # type: ignore[call-overload]
-        parts |= envelope.body.details.get("parts") or {path.stem: _part(envelope)}
-    parts = {name: part for name, part in parts.items() if part["metrics"]}
+        parts = {name: part for name, part in parts.items() if part["metrics"]}
+        for name, part in (envelope.body.details.get("parts") or {path.stem: _part(envelope)}).items():
+            names = (name, *(f"{name}.{n}" for n in range(2, len(parts) + 3)))
+            parts[next(free for free in names if free not in parts)] = part
     write_benchmark(out, metrics, {"parts": parts}, environment=found[-1].environment)
 
 

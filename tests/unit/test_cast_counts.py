@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loka.kernels.column_statistics import cast_counts_of
+from loka.kernels.column_statistics import cast_counts_of, codes_beside
 from loka.kernels.triton.statistics import counts_of_cast
 from loka.numerics import cast_counts, cast_loss, cast_operand, torch_dtype
 from loka.vocab import Format, Granularity, OperandSpec
@@ -60,3 +60,15 @@ def test_values_that_are_no_numbers_count_as_not_0() -> None:
     bits = torch.tensor([[0x7F, 0x7E, 0, 0]], dtype=torch.uint8)
     for count in (cast_counts, counts_of_cast):
         assert count(x, bits, Format.E4M3, None).tolist() == [1, 3, 0, 4]
+
+
+def test_codes_that_lie_the_other_way_are_turned() -> None:
+    x = sample(20, 48)
+    bits = x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    turned_x, turned_bits = x.t().contiguous().t(), bits.t().contiguous().t()
+    wanted = cast_counts(x, bits, Format.E4M3, None).tolist()
+    for values, codes in ((x, turned_bits), (turned_x, bits), (x, bits), (turned_x, turned_bits)):
+        beside = codes_beside(values, codes)
+        assert torch.equal(beside, bits)
+        assert any(values.stride(d) == beside.stride(d) == 1 for d in (0, 1))
+        assert counts_of_cast(values, beside, Format.E4M3, None).tolist() == wanted

@@ -331,3 +331,19 @@ def test_links_that_share_a_weight_run_one_by_one() -> None:
     twin, loose = planned(model, TENSORWISE), planned(model, TENSORWISE, linked=False)
     assert type(twin) is PlannedChain
     assert same(step(twin, x, g), step(loose, x, g))
+
+
+def test_an_identity_is_left_out_only_where_it_is_one_and_nobody_watches() -> None:
+    class Plus(nn.Identity):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1
+
+    norm, linear = BlockNorm(48, 16), nn.Linear(48, 32)
+    model = with_weights(nn.Sequential(norm, Plus(), linear))
+    x = seeded(8, 48)
+    assert torch.equal(planned(model, (BF16, BF16, BF16))(x), model(x))
+    twin = planned(three(), TENSORWISE)
+    seen: list[Tensor] = []
+    twin[3].register_forward_hook(lambda module, args, y: seen.append(y))
+    twin(x)
+    assert len(seen) == 1

@@ -194,3 +194,24 @@ def test_numbers_are_told_as_soon_as_all_have_arrived(monkeypatch: pytest.Monkey
     ((step, seen),) = told
     assert step == 30
     assert 30 < seen < 59
+
+
+@pytest.mark.parametrize("live_every", [1, 2])
+def test_a_round_is_told_with_all_of_its_errors(monkeypatch: pytest.MonkeyPatch, live_every: int) -> None:
+    """Also where there were too few plain steps for what it left."""
+    monkeypatch.setattr(Loop, "puts_off", property(lambda self: True))
+    told: list[tuple[int, int]] = []
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
+
+    def on_observed(probe: loka.Probe, step: int) -> None:
+        told.append((step, len(set(probe.errors.site))))
+        assert len(probe._loop._later) == 0
+
+    with loka.Probe(
+        model, every=4, live_every=live_every, max_overhead=None, on_observed=on_observed
+    ) as probe:
+        for _ in range(17):
+            model(torch.randn(8, 16)).square().mean().backward()
+            probe.step()
+    assert told[0] == (4, 6)
+    assert all(sites == 6 for _, sites in told)

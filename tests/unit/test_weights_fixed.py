@@ -158,3 +158,16 @@ def test_compiled_whole(chain: bool) -> None:
         assert {n.removeprefix("_orig_mod.") for n in found} == eager.keys()
         for name, tensor in found.items():
             assert rel(tensor, eager[name.removeprefix("_orig_mod.")]) < 1e-6, name
+
+
+def test_a_weight_that_is_replaced_is_an_error() -> None:
+    model, x = planned(ROWWISE, chain=False), seeded(8, 48)
+    other = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def goes_on() -> None:
+        with loka.weights_fixed(model):
+            model.load_state_dict(other, assign=True)
+            model(x)
+
+    with pytest.raises(UsageError, match="was changed within"):
+        goes_on()

@@ -78,13 +78,22 @@ def row_errors_of(out: Tensor, ref: Tensor) -> Tensor:
 def cast_counts_of(values: Tensor, codes: Tensor, format_: Format, scale: Tensor | None) -> Tensor:
     """`loka.numerics.cast_counts` of a cast, int64 [4]; the same numbers.
 
-    On a GPU with Triton: one read, two launches, whichever dimension is contiguous.
+    On a GPU with Triton: one read, two launches; codes that lie the other way round than the values are
+    turned first.
     """
-    lies_alike = any(values.stride(d) == codes.stride(d) == 1 for d in (0, 1))
-    kernels = _loaded() if values.is_cuda and values.numel() and lies_alike else None
-    count = cast_counts if kernels is None else kernels.counts_of_cast
-    found: Tensor = count(values, codes, format_, scale)
+    lies = values.is_cuda and values.numel() and 1 in values.stride()
+    kernels = _loaded() if lies else None
+    if kernels is None:
+        return cast_counts(values, codes, format_, scale)
+    found: Tensor = kernels.counts_of_cast(values, codes_beside(values, codes), format_, scale)
     return found
+
+
+def codes_beside(values: Tensor, codes: Tensor) -> Tensor:
+    """Codes [R, C] contiguous along the dimension along which the values are."""
+    if any(values.stride(d) == codes.stride(d) == 1 for d in (0, 1)):
+        return codes
+    return codes.contiguous() if values.stride(1) == 1 else codes.t().contiguous().t()
 
 
 def _loaded() -> Any:

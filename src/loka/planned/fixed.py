@@ -23,11 +23,13 @@ class FixedWeight(NamedTuple):
         fwd: For the forward; None where that is not quantized.
         dgrad: For the input's gradient.
         version: Of the weight when it was cast; -1 where torch counts none.
+        pointer: Where its memory lay then.
     """
 
     fwd: tuple[Quantized | None, ...]
     dgrad: tuple[Quantized | None, ...]
     version: int
+    pointer: int
 
     def at(self, fwd: int, dgrad: int) -> tuple[Tensor | None, ...]:
         """Values and scales of both, for the routes at these places."""
@@ -44,7 +46,7 @@ def fixed_weight(weight: Tensor, routes: Routes) -> FixedWeight:
     first, second = (tuple(_next(made, route) for route in some) for some in (fwd, dgrad))
     # Both orientations may share a scale, and torch's compiler takes no tensor twice into one function.
     own = tuple(None if q is None else q._replace(scale=q.scale.clone()) for q in second)
-    return FixedWeight(first, own, _version_of(weight))
+    return FixedWeight(first, own, _version_of(weight), weight.data_ptr())
 
 
 def _next(made: Iterator[Quantized], route: Route) -> Quantized | None:
@@ -56,9 +58,9 @@ def _version_of(weight: Tensor) -> int:
     return -1 if weight.is_inference() else weight._version
 
 
-def check_unchanged(weight: Tensor, version: int, *, site: str) -> None:
-    """Raise UsageError where the weight was written to since."""
-    if _version_of(weight) != version:
+def check_unchanged(weight: Tensor, fixed: FixedWeight, *, site: str) -> None:
+    """Raise UsageError where the weight was written to or replaced since."""
+    if (_version_of(weight), weight.data_ptr()) != (fixed.version, fixed.pointer):
         raise UsageError(
             f"the weight of `{site}` was changed within loka.weights_fixed",
             hint="step the optimizer outside of the block, and enter it anew",

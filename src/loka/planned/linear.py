@@ -73,7 +73,7 @@ class PlannedLinear(nn.Linear):
         if self.fixed is None:
             return ()
         if not torch.compiler.is_compiling():
-            check_unchanged(self.weight, self.fixed.version, site=self.site_plan.name)
+            check_unchanged(self.weight, self.fixed, site=self.site_plan.name)
         fwd, dgrad, _ = self.routes.places(rows)
         return self.fixed.at(fwd, dgrad)
 

@@ -25,7 +25,8 @@ def weights_fixed(model: nn.Module) -> Iterator[None]:
         model: With a plan, compiled or not. A compiled one is compiled again when the block is first entered.
 
     Raises:
-        UsageError: in a forward, or when the block ends, if a weight was written to since.
+        UsageError: in a forward, or when the block ends, if a weight was written to or replaced since. What
+            is written through `weight.data` in place torch does not count, and is not seen.
 
     Example:
         >>> with loka.weights_fixed(model), torch.no_grad():
@@ -44,7 +45,7 @@ def weights_fixed(model: nn.Module) -> Iterator[None]:
             before[name] = module.fixed
         yield
         for name, fixed in before.items():
-            check_unchanged(linears[name].weight, fixed.version, site=name)
+            check_unchanged(linears[name].weight, fixed, site=name)
     finally:
         for name in before:
             if isinstance(linears[name], PlannedLinear):

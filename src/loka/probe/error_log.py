@@ -1,4 +1,4 @@
-"""The numbers of live and sampled trials, kept on the device and read one observed step later.
+"""The numbers of live and sampled trials, kept on the device and read once they have arrived.
 
 What is kept of them is bounded: a mean and a sum of squares for each number of a trial, however long the
 training.
@@ -155,6 +155,7 @@ class ErrorLog:
     def __init__(self) -> None:
         self._sums: dict[ErrorKey, _Sums] = defaultdict(_Sums)
         self._pending: list[_Pending] = []
+        self._marked = 0
 
     def add(
         self, site: str, trials: list[Trial], values: Tensor, *, source: str = "live", m: int = 0
@@ -181,9 +182,13 @@ class ErrorLog:
         """Observations that are still to be collected."""
         return len(self._pending)
 
-    def forget(self, first: int) -> None:
-        """Drop what was added since `pending` was `first`, as far as it was not collected."""
-        del self._pending[first:]
+    def mark(self) -> None:
+        """What is added from here on can be forgotten, as long as it is not collected."""
+        self._marked = len(self._pending)
+
+    def forget_since_mark(self) -> None:
+        """Drop what was added since `mark`, as far as it was not collected."""
+        del self._pending[self._marked :]
 
     def collect(self, *, wait: bool = True) -> int:
         """Read what was added.
@@ -206,6 +211,7 @@ class ErrorLog:
                     key = ErrorKey(pending.site, *trial.key, kernel, pending.source, pending.m)
                     self._sums[key].add(row)
         del self._pending[:arrived]
+        self._marked = max(0, self._marked - arrived)
         return arrived
 
     def _arrived(self) -> int:

@@ -70,7 +70,10 @@ class _Distributions:
         return self.sample.values.nbytes
 
     def run(self) -> None:
-        with torch.no_grad(), torch.autocast(self.sample.values.device.type, enabled=False):
+        values = self.sample.values
+        if values.is_cuda:  # the model may have run on a stream of its own
+            values.record_stream(torch.cuda.current_stream(values.device))
+        with torch.no_grad(), torch.autocast(values.device.type, enabled=False):
             self.known.take_distributions(*self.sample.distributions())
 
 

@@ -99,7 +99,6 @@ class Loop:
         self._plain_steps = 0
         self._step = 0  # number of the step under way, from 0
         self._unread: int | None = None  # the full step whose numbers are still to be read
-        self._first_pending = 0  # errors of the log that the step under way did not add
 
     def _new_observer(self) -> Observer:
         return Observer(
@@ -114,7 +113,7 @@ class Loop:
 
     def _forget_waiting(self) -> None:
         self._later.clear()
-        self.log.forget(self._first_pending)
+        self.log.forget_since_mark()
 
     def prepare(self, schedule: Schedule) -> None:
         """Set up what the next step needs: finding sites, observing or timing.
@@ -124,11 +123,12 @@ class Loop:
         """
         self._step = schedule.seen
         self._kind = StepKind.PLAIN
-        due = schedule.is_due and not self._seeks
+        due, flushed = schedule.is_due and not self._seeks, False
         if due:
+            flushed = self._unread is not None and self._later.run()
             self.read_numbers(wait=self._unread is not None)
             # After reading: what is launched now is read beside the plain steps, so that nothing waits.
-            self.run_later()
+            flushed = self._later.run() or flushed
         if schedule.is_due:
             schedule.adjust()  # with or without anything to observe: other ranks wait for this one
         if due:
@@ -141,6 +141,8 @@ class Loop:
             self.finder.start(self.linears)
         elif due:
             self._observe(schedule)
+            if flushed and schedule.observed == 1:
+                self._kind = StepKind.OTHER  # what the first full look of all sites left is paid once
         elif self.observer.is_waiting:
             self._kind = StepKind.OTHER  # the gradients of a forward that ran ahead are looked at
         elif self.shares is None and schedule.seen - schedule.resumed_at >= _TIMED_STEP:
@@ -229,8 +231,7 @@ class Loop:
         Args:
             wait: For the device; else what it has not done yet is left for later.
         """
-        read = self.log.collect(wait=wait)
-        self._first_pending = max(0, self._first_pending - read)
+        self.log.collect(wait=wait)
         if self._unread is not None and (wait or not (self.log.pending or len(self._later))):
             step, self._unread = self._unread, None
             self._on_read(step)
@@ -271,7 +272,7 @@ class Loop:
         self._unread = self._step + 1 if schedule.ends_round else None
         self._force_eager()
         self._observing = True
-        self._first_pending = self.log.pending
+        self.log.mark()
         self.observer.arm(self._step, full=schedule.full_sites(list(self.linears)))
 
     def _profile_step(self) -> None:

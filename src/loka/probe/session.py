@@ -208,19 +208,19 @@ class Probe:
 
     @property
     def statistics(self) -> dict[str, dict[Operand, OperandStatistics]]:
-        """Learned statistics by site and operand, of this rank."""
+        """Learned statistics by site and operand, of this rank; does what waits for a plain step first."""
         self._loop.run_later()
         return {name: site.operands for name, site in self._loop.observer.sites.items()}
 
     @property
     def statistics_bytes(self) -> int:
         """Bytes that the statistics hold; before the first observed step, what they will hold at most."""
-        held = sum(known.nbytes for site in self.statistics.values() for known in site.values())
+        held = sum(site.nbytes for site in self._loop.observer.sites.values())
         return held or self._planned_bytes()
 
     @property
     def errors(self) -> ErrorTable:
-        """Live errors read so far, of this rank: all but those of the last observed step."""
+        """Live errors read so far, of this rank: perhaps not yet those of the last observed step."""
         return self._loop.log.table()
 
     @property
