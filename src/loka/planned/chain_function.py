@@ -57,7 +57,6 @@ class NormLink(NamedTuple):
 
 
 Links = tuple[LinearLink | NormLink, ...]
-_Pair = tuple[Tensor | None, Tensor | None]
 
 
 def planned_chain(x: Tensor, links: Links, tensors: tuple[Tensor | None, ...]) -> Tensor:

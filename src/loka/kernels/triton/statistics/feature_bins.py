@@ -1,4 +1,4 @@
-"""Histograms of every feature of sampled rows, as `loka.numerics.Marginals` has them: three launches.
+"""Histograms of every feature of sampled rows, as `loka.numerics.Marginals` has them.
 
 All that decides a bin is worked out from the bits of fp64 copies, in which every fp32 number is a normal one
 or 0, so it is exact. The three sums of a bin share one int64 word, see `loka.numerics.marginals`; words are
